@@ -32,12 +32,6 @@ _NUMPY: dict[DType, Any] = {
 }
 
 
-def saturated(array: Array, dtype: DType) -> Array:
-    """The numbers within the finite range of an 8-bit float; NaN stays."""
-    largest = dtype.positive_range[1]
-    return np.clip(array, -largest, largest)
-
-
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """The numpy (or ml_dtypes) format of the same name."""
     return np.dtype(_NUMPY[dtype])
@@ -84,7 +78,8 @@ class Formats:
         if source is DType.BOOL:
             array = array.astype(np.int64)
         if target.is_f8 and source is not target:
-            array = saturated(array, target)
+            largest = target.positive_range[1]
+            array = np.clip(array, -largest, largest)
         return self.round(array, target)
 
     def literal(self, number: Number, dtype: DType) -> Array:

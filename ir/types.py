@@ -37,7 +37,12 @@ class DType(StrEnum):
 
     @property
     def is_float(self) -> bool:
-        return self in (DType.F32, DType.BF16, DType.F16) or self.is_f8
+        return self.is_wide_float or self.is_f8
+
+    @property
+    def is_wide_float(self) -> bool:
+        """Tells whether it is a float of 16 bits or more: what checkpoints give, and what is quantized."""
+        return self in (DType.F32, DType.BF16, DType.F16)
 
     @property
     def is_f8(self) -> bool:

@@ -379,7 +379,7 @@ def value_homes(
     made: dict[str, Home] = {}
     for value in values:
         cache = any(name in updated for name in value.shape.names) and value.shape.dtype.is_float
-        own = quantized if cache else None
+        own = quantized if cache and value.shape.dtype.is_wide_float else None
         layout, grows = state_layout(value, loops, sorted(updated), quantized=own is not None)
         made[value.name] = Home(tiers, value, layout, own, grows)
     return made

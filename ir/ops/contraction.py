@@ -51,7 +51,7 @@ class Contract(Operation):
             if set(declared.names) == {dim.name for dim in kept}:
                 kept.sort(key=lambda dim: declared.names.index(dim.name))
         else:
-            dtype = _accumulator(dtype)
+            dtype = accumulator(dtype)
         return (Shape(dtype, tuple(kept)),)
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
@@ -66,15 +66,15 @@ class Contract(Operation):
 
 
 def _accumulated(operands: DType, declared: DType) -> DType:
-    """The declared format if an accumulator of these operands can be rounded to it, else that of `_accumulator`. Of
+    """The declared format if an accumulator of these operands can be rounded to it, else that of `accumulator`. Of
     bools it is whether there is a product, or, in int32, how many there are."""
     if operands is DType.BOOL:
         return declared if declared is DType.INT32 else operands
     fits = declared.is_float and not declared.is_f8 if operands.is_float else declared is DType.INT32
-    return declared if fits else _accumulator(operands)
+    return declared if fits else accumulator(operands)
 
 
-def _accumulator(operands: DType) -> DType:
+def accumulator(operands: DType) -> DType:
     """The format of a product for which none is declared: wider than operands of 8 bits."""
     return DType.INT32 if operands.is_integer else DType.F32 if operands.is_f8 else operands
 

@@ -233,6 +233,7 @@ ENTRIES = (
     Entry("cos", "the cosine", _named("cos")),
     Entry("sin", "the sine", _named("sin")),
     Entry("abs", "x without its sign", _named("abs")),
+    Entry("round", "the nearest integer, of two the even one", _named("round"), maxima=((0,),), differentiable=False),
 )  # fmt: skip
 """Every elementwise operation but `convert` and `bitcast`, which are between formats."""
 

@@ -10,7 +10,8 @@ from typing import ClassVar
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digits import order_size
 from shardwright.ir.operation import Number
-from shardwright.ir.ops import Add, Alias, Contract, Convert, Div, Function, Max, Merge, Movement, Mul, Split, Sub
+from shardwright.ir.ops import Alias, Contract, Convert, Div, Function, Max, Merge, Movement, Mul, Split
+from shardwright.ir.ops.contraction import accumulator
 from shardwright.ir.program import DimInfo, Func, Let, Marking, Program, Statement, Value
 from shardwright.ir.rewriter import Namer, Rewriter
 from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType, ValueType
@@ -101,11 +102,6 @@ FORMATS: Mapping[str, str] = {
 
 _LEAST = "1e-20"
 """In place of the largest of a row that is all zeros."""
-_HALVES = ((Sub(), "less_a_half"), (Add(), "and_a_half"))
-
-
-def _summed_in(entry: QuantizedWeight) -> DType:
-    return DType.INT32 if entry.dtype.is_integer else DType.F32
 
 
 # ---------------------------------------------------------------- what is found
@@ -123,7 +119,7 @@ def quantization(program: Program, stored: DType = DType.INT8, group: int = 64) 
         scope = None if program.weights else func.name
         for name, value in weights_of(program, func).items():
             key = (scope, name)
-            if not value.type.dtype.is_float:
+            if not value.type.dtype.is_wide_float:
                 continue
             values[key] = value.type
             summed = _summed(program, func, name)
@@ -350,13 +346,13 @@ class _Writer:
         step = let(Div(), (positive, Number(f"{entry.largest:.1f}")), f"{value}_step", rows)
         steps = let(Div(), (exact, step), f"{value}_steps", wide)
         if entry.dtype.is_integer:  # conversions to integers cut off
-            halves = [let(each, (steps, Number("0.5")), f"{value}_{word}", wide) for each, word in _HALVES]
-            below = let(Function("less"), (steps, Number("0.0")), f"{value}_below", Shape(DType.BOOL, seen.dims))
-            steps = let(Function("where"), (below, *halves), f"{value}_rounded", wide)
+            steps = let(Function("round"), (steps,), f"{value}_rounded", wide)
         narrow = let(Convert(entry.dtype), (steps,), f"{value}_{entry.dtype}", Shape(entry.dtype, seen.dims))
         operands = tuple(operand if i == at else narrow for i, operand in enumerate(statement.operands))
         wide = Shape(DType.F32, result.shape.dims)
-        product = let(statement.operation, operands, f"{result.name}_unscaled", Shape(_summed_in(entry), wide.dims))
+        product = let(
+            statement.operation, operands, f"{result.name}_unscaled", Shape(accumulator(entry.dtype), wide.dims)
+        )
         if entry.dtype.is_integer:
             product = let(Convert(DType.F32), (product,), f"{result.name}_f32", wide)
         stepped = let(Mul(), (product, step), f"{result.name}_stepped", wide)

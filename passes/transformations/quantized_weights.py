@@ -39,7 +39,7 @@ class QuantizedWeight:
     @property
     def largest(self) -> float:
         """The largest number that is stored; the range is symmetric about 0."""
-        return largest_of(self.dtype)
+        return self.dtype.positive_range[1]
 
     @property
     def held_as(self) -> np.dtype[Any]:
@@ -49,11 +49,6 @@ class QuantizedWeight:
 
         floats = {DType.F8E4M3: ml_dtypes.float8_e4m3fn, DType.F8E5M2: ml_dtypes.float8_e5m2}
         return np.dtype(floats.get(self.dtype, np.int8))
-
-
-def largest_of(dtype: DType) -> float:
-    """The largest number that weights in `dtype` are scaled to."""
-    return dtype.positive_range[1]
 
 
 Quantization = tuple[QuantizedWeight, ...]

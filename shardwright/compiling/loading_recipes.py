@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def loading_recipes(program: Program, mapping: WeightMap) -> dict[str, WeightRecipe] | str:
     """How each weight of an explicit program is read, packed ones included; or why it cannot be: a weight that the
-    checkpoint does not have, of another shape, or of integers."""
+    checkpoint does not have, of another shape, or in a format that no checkpoint gives."""
     from shardwright.backends.jax.edges import ProgramEdges
     from shardwright.backends.jax.weight_loading import WeightRecipe
 
@@ -29,8 +29,8 @@ def loading_recipes(program: Program, mapping: WeightMap) -> dict[str, WeightRec
     for value in program.weights:
         name, dims = value.name, tuple(dim.name for dim in value.type.dims)
         shape = tuple(dim.size for dim in value.type.dims)
-        if value.type.dtype.is_integer:
-            return f"{name} is of integers"
+        if not value.type.dtype.is_wide_float:
+            return f"{name} is {value.type.dtype}"
         if name in mapping.entries:
             entry = mapping.entries[name]
             if {*entry.dims} != {*dims} or tuple(mapping.sizes[dim] for dim in dims) != shape:

@@ -168,15 +168,13 @@ class Layer:
         if self.types.cache_format is None:
             return [f"    set {cache} = update[T]({cache}, {new}, {pos})"]
         kept, steps = DType(self.types.cache_format), f"{name}_steps"
-        rounded = f"{name}_rounded" if kept.is_integer else steps
+        nearest = f"round({steps})" if kept.is_integer else steps  # conversions to integers cut off
         exact = new if self.types.dtype is DType.F32 else f"convert[f32]({new})"
-        nearest = f"where(less({steps}, 0.0), {steps} - 0.5, {steps} + 0.5)"  # conversions to integers cut off
         return [
             f"    {name}_exact = {exact}",
             f"    {name}_step = maximum(max[D](abs({name}_exact)), 1e-20) / {kept.positive_range[1]:.1f}",
             f"    {steps} = {name}_exact / {name}_step",
-            *([f"    {rounded} = {nearest}"] if kept.is_integer else []),
-            f"    set {cache} = update[T]({cache}, convert[{kept}]({rounded}), {pos})",
+            f"    set {cache} = update[T]({cache}, convert[{kept}]({nearest}), {pos})",
             f"    set {cache}_scale = update[T]({cache}_scale, {name}_step, {pos})",
         ]
 

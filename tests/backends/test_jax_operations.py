@@ -184,7 +184,7 @@ def test_operation(case: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_functions(dtype: str) -> None:
-    names = ("gelu", "gelu[form=tanh]", "silu", "relu", "exp", "tanh", "sigmoid", "cos", "sin", "abs")
+    names = ("gelu", "gelu[form=tanh]", "silu", "relu", "exp", "tanh", "sigmoid", "cos", "sin", "abs", "round")
     lines = [f"v{i} = {name}(a)" for i, name in enumerate(names)]
     lines += ["p = exp(a)", "l = log(p)", "m = log1p(p)", "q = sqrt(p)", "r = rsqrt(p)"]
     made = [f"v{i}" for i in range(len(names))] + ["l", "m", "q", "r"]

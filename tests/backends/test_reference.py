@@ -70,6 +70,7 @@ FUNCTIONS = {
     "cos": math.cos,
     "sin": math.sin,
     "abs": abs,
+    "round": round,
 }
 POSITIVE = {"log": math.log, "sqrt": math.sqrt, "rsqrt": lambda v: v**-0.5}
 

@@ -176,7 +176,7 @@ CASES = (
 )
 
 APPROXIMATE = ops.Layernorm | ops.Rmsnorm | ops.Softmax | ops.Rotary | ops.Attend | ops.JoinAttention
-EXACT_FUNCTIONS = ("relu", "softsign", "sqrt", "rsqrt", "abs")
+EXACT_FUNCTIONS = ("relu", "softsign", "sqrt", "rsqrt", "abs", "round")
 
 
 def _tolerance(operation: Operation) -> float:

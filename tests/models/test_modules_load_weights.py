@@ -106,7 +106,7 @@ def test_what_cannot_be_loaded_is_said(
     (tmp_path / "q.shard").write_text(repr(quantized))
     got = shardwright("compile", tmp_path / "q.shard", "--no-validate", "-o", tmp_path / "q.py")
     assert got.status == 0
-    assert "note: the module has no load_weights: wq is of integers\n" in got.err
+    assert "note: the module has no load_weights: wq is int8\n" in got.err
     assert "def load_weights" not in (tmp_path / "q.py").read_text()
     module, _ = module_of(load(Source("model.shard", made.text)), made.mapping)
     with pytest.raises(ValueError, match=r"the folder has no tensor model\.embed_tokens\.weight"):

@@ -15,7 +15,7 @@ from shardwright.ir.ops import Foreign
 from shardwright.ir.types import DType
 from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, Variable
-from shardwright.tracing.rules.elementwise import same
+from shardwright.tracing.rules.elementwise import elementwise, same
 from shardwright.tracing.rules.table import RULES, rule
 from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, refusal
 
@@ -98,12 +98,19 @@ _BITWISE = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not
 _on_numbers = {name: RULES[name] for name in _BITWISE}
 
 
-@rule(*foreign.POINTWISE - {*_BITWISE, "pow"})
+@rule(*foreign.POINTWISE - {*_BITWISE, "pow", "round"})
 def _pointwise(w: GraphWriter, op: Application) -> None:
-    params: dict[str, Any] = {}
-    if op.primitive == "round":
-        params = {"rounding_method": int(op.params["rounding_method"])}
-    _spread(w, op, op.primitive, params)
+    _spread(w, op, op.primitive, {})
+
+
+@rule("round")
+def _round(w: GraphWriter, op: Application) -> None:
+    """To the even one of two as near, as the language has it, or away from 0."""
+    method = op.params["rounding_method"]
+    if method.name == "TO_NEAREST_EVEN":
+        elementwise(w, op, "round({})")
+    else:
+        _spread(w, op, op.primitive, {"rounding_method": int(method)})
 
 
 @rule(*_BITWISE)

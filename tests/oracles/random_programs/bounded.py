@@ -228,6 +228,7 @@ def _sigmoid(x: Array) -> Array:
 
 MONOTONE: dict[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, 0),
+    "round": np.rint,
     "exp": np.exp,
     "log": np.log,
     "log1p": np.log1p,
@@ -262,7 +263,7 @@ def function(op: str, a: Number, formats: Formats) -> Number:
         error = np.where(both_nan, 0.0, error)
         near_one = 1.0 if op in {"log", "log1p"} else 0.0
         own = 16 * form.roundoff * np.where(np.isfinite(value), np.abs(value) + near_one, 0)
-        own = np.where(op == "relu", 0.0, own)
+        own = 0.0 if op in {"relu", "round"} else own
         error = np.where(np.isinf(e), UNKNOWN, error + own)
         # Exponentials and the like near the ends of the format under- or overflow.
         return rounded(of(a.dtype, a.dims, value, error), formats, 1)

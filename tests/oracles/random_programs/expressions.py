@@ -230,7 +230,7 @@ def contraction(d: Drawing, scope: Scope) -> Drawn:
 
 
 def product(d: Drawing, a: Expr, b: Expr) -> Expr:
-    """Of operands of one format that share a dimension, over some of those that they share."""
+    """The contraction of two operands of one format, over some of the dimensions that they share."""
     shared = [dim for dim in a.shape.dims if dim in b.shape.dims]
     summed = tuple(d.rng.sample(shared, d.rng.choice((1, 1, len(shared)))))
     sizes = a.shape.sizes | b.shape.sizes
@@ -551,7 +551,7 @@ def merge(d: Drawing, scope: Scope) -> Drawn:
 
 
 SMOOTH_FUNCTIONS = ("gelu", "silu", "tanh", "sigmoid", "cos", "sin", "neg")
-FUNCTIONS = (*SMOOTH_FUNCTIONS, "relu", "exp", "log", "log1p", "sqrt", "rsqrt", "abs", "softsign")
+FUNCTIONS = (*SMOOTH_FUNCTIONS, "relu", "exp", "log", "log1p", "sqrt", "rsqrt", "abs", "round", "softsign")
 SMOOTH = {
     "unary", "alias", "binary", "contraction", "reduction", "cumsum", "softmax", "norm", "lookup", "rotary", "update",
     "take_range", "take_one", "concat", "rename", "split", "merge",
