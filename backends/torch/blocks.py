@@ -152,8 +152,8 @@ class CompiledBlock:
         return root not in self._states
 
     def _exchanges(self, operation: Movement) -> bool:
-        """True if chips exchange parts of the operand: to and from blocks without naming the axes."""
-        return self._to is not None and (bool(operation.moves.named_axes) or isinstance(operation.moves, ops.Permute))
+        """True if it is between chips, which hold other parts of the value afterwards, and not between memories."""
+        return self._to is not None and not isinstance(operation.moves, ops.Fetch | ops.Store | ops.Wait)
 
     def _declare(self, value: Value) -> None:
         self._shapes[value.name] = value.shape

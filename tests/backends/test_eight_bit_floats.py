@@ -50,7 +50,7 @@ def test_the_formats_are_those_of_their_definition(dtype: DType) -> None:
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("source", [DType.F16, DType.BF16, DType.INT32, *FORMATS])
 def test_every_number_is_rounded_to_the_nearest(source: DType, dtype: DType) -> None:
-    """Of formats of 8 and 16 bits; of int32 many."""
+    """Every number of formats with 8 and 16 bits, and many of int32."""
     if source is DType.INT32:
         given = np.concatenate([np.arange(-70_000, 70_000), np.asarray([2**31 - 1, -(2**31)])]).astype(np.int32)
     else:
@@ -172,7 +172,7 @@ def test_only_a_choice_takes_them(entry: Entry) -> None:
 
 
 def test_partial_sums_are_reduced_before_they_are_rounded() -> None:
-    """As with integers; a maximum may be rounded before it is complete."""
+    """Sums are reduced first, as they are before integers; a maximum may be rounded before it is complete."""
     text = """
     mesh x=2
     dim B=4 E=8

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from oracles.example_programs import NAMES, in_format, load, small
 from oracles.jax_agreement import check, random_array
-from oracles.random_programs.texts import surface_program
+from oracles.random_programs.texts import TYPED, surface_program
 from program_text import program
 from versus_xla import compile_ours
 
@@ -101,8 +102,9 @@ def test_addends_that_chips_do_not_divide_are_counted_alike() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_move_no_more_than_their_texts_say(seed: int) -> None:
-    """XLA leaves out what nobody needs, here and there; `bench/edges.py` counts more programs."""
-    compiled = explicit(in_format(surface_program(seed), "f16"))
+    """XLA leaves out what nobody needs, here and there; `bench/edges.py` counts more programs. On CPUs it widens bf16
+    and 8-bit floats, which tests/targets counts."""
+    compiled = explicit(in_format(surface_program(seed, replace(TYPED, eights=False)), "f16"))
     for func in compiled.funcs:
         compiled_bytes, written = counted(compiled, func)
         assert compiled_bytes <= written

@@ -146,6 +146,22 @@ func decode(x: B_xyzE) -> f32 B_xyzE {
 """
 
 
+EIGHT_BITS = """
+dim B=256 E=1024 F=2048
+func f(w: f8e4m3 EF_xyz, v: f8e5m2 B_xyzE) -> (f8e4m3 EF, f8e5m2 BE_xyz) {
+  return w, v
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["tpu-v4:2x2x2", "tpu-v5e:2x4", "h100:8"])
+def test_floats_of_8_bits_travel_in_8_bits(target: str) -> None:
+    """XLA makes 16 of them on CPUs."""
+    func = function(EIGHT_BITS, target)
+    assert func.unmade == ()
+    assert func.bytes_received == func.written_bytes_received == (1024 * 2048 + 256 * 1024 // 8) * 7 // 8
+
+
 @pytest.mark.parametrize("target", ["tpu-v4:2x2x2", "tpu-v5e:2x4", "h100:8"])
 def test_a_cache_is_written_in_place(target: str) -> None:
     """libtpu copies the whole of a cache into another tiling where its rows are scattered."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 SHARE = 1 / 6
-"""Of programs, those that may have 8-bit floats."""
+"""The share of programs that may have 8-bit floats."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def boundaries(formats: tuple[str, ...]) -> Array:
 # ------------------------------------------------------------ drawing
 
 DRAWS = ("narrowed", "narrow_product")
-"""What is drawn only in programs that may have 8-bit floats."""
+"""Kinds of expressions that only programs with 8-bit floats may have."""
 
 
 def drawn_beside(rng: random.Random, wishes: Wishes) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from shardwright.compiling.compile_program import load
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Program
 
-TYPED = Wishes(most_chips=8, statements=(1, 5), one_memory=True, fitting=True, eights=False)
+TYPED = Wishes(most_chips=8, statements=(1, 5), one_memory=True, fitting=True)
 """Programs that are well-typed as they stand: all their digits fit into the sizes."""
 
 
@@ -23,6 +23,6 @@ def random_program(seed: int, wishes: Wishes = TYPED) -> str:
     return draw_program(random.Random(seed), wishes).text()
 
 
-def surface_program(seed: int) -> Program:
+def surface_program(seed: int, wishes: Wishes = TYPED) -> Program:
     """The well-typed program with this number."""
-    return load(Source(f"random program {seed}", random_program(seed)))
+    return load(Source(f"random program {seed}", random_program(seed, wishes)))
