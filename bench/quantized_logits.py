@@ -30,15 +30,15 @@ from shardwright.backends.simulation.reference import evaluate
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.ir.weight_source import read_whole
 from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import read_config
-from shardwright.models.importing import import_model
+from shardwright.models.importing import ImportedModel, import_model
 from shardwright.models.transformers_logits import transformers_logits
-from shardwright.passes.pipelines import parse_pipeline, run_with_weights
-from shardwright.passes.transformations.quantize_weights import FORMATS
+from shardwright.passes.pipelines import passes_for_weights, run_with_weights
 
 BATCH, LENGTH = 4, 16
 MESH = Mesh.of(x=2, y=2, z=2)
@@ -74,14 +74,18 @@ def measure(name: str, formats: Sequence[str] = ("int8", "int4", "f8e4m3")) -> l
 def logits(folder: Path, ids: np.ndarray, stored: str) -> np.ndarray:
     """Logits [B, L, V] of the checkpoint with weights in this format."""
     made = import_model(read_config(folder).keys, "ws2d", MESH, *ids.shape, DType.F32)
-    program = elaborate(parse(Source("imported", made.text)))
-    dtypes = {value.name: value.type.dtype for value in program.weights}
-    passes = parse_pipeline(FORMATS[stored]) if FORMATS[stored] else ()
-    with CheckpointSource(folder, made.mapping, dtypes) as source:
-        quantized, weights = run_with_weights(program, passes, source)
-        arrays = {value.name: read_whole(weights, value.name) for value in quantized.weights}
+    quantized, arrays = loaded(folder, made, stored)
     (found,), _ = evaluate(quantized, "forward", {"ids": ids}, arrays, precision="declared")
     return found
+
+
+def loaded(folder: Path, made: ImportedModel, stored: str) -> tuple[Program, dict[str, np.ndarray]]:
+    """The imported program with weights in this format, and those of the checkpoint."""
+    program = elaborate(parse(Source("imported", made.text)))
+    dtypes = {value.name: value.type.dtype for value in program.weights}
+    with CheckpointSource(folder, made.mapping, dtypes) as source:
+        program, weights = run_with_weights(program, passes_for_weights(stored), source)
+        return program, {value.name: read_whole(weights, value.name) for value in program.weights}
 
 
 def _row(name: str, stored: str, ours: np.ndarray, theirs: np.ndarray) -> Row:

@@ -25,23 +25,17 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from quantized_logits import loaded
 
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.cost.offloading.group_quantization import INT4, INT8, GroupQuantization
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
-from shardwright.ir.weight_source import read_whole
-from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.models.value_types import CacheFormat
-from shardwright.passes.pipelines import parse_pipeline, run_with_weights
-from shardwright.passes.transformations.quantize_weights import FORMATS
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.block_run import BlockRun
@@ -179,12 +173,7 @@ def generated(
     made = import_model(
         keys, "ws2d", Mesh.of(x=1), count, prompt, DType.F32, cache=texts.shape[1], cache_format=cache_format
     )
-    program = elaborate(parse(Source("imported", made.text)))
-    dtypes = {value.name: value.type.dtype for value in program.weights}
-    passes = parse_pipeline(FORMATS[stored]) if FORMATS[stored] else ()
-    with CheckpointSource(folder, made.mapping, dtypes) as source:
-        program, read = run_with_weights(program, passes, source)
-        weights = {value.name: read_whole(read, value.name) for value in program.weights}
+    program, weights = loaded(folder, made, stored)
     state: dict[str, np.ndarray] = {
         value.name: np.zeros([dim.size for dim in value.type.dims], numpy_dtype(value.type.dtype))
         for value in program.state

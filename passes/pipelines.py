@@ -60,6 +60,13 @@ def chosen_as(passes: Sequence[Pass], place: Place) -> tuple[Pass, ...]:
 EXPLICIT = explicit_passes(Place())
 
 
+def passes_for_weights(stored: str) -> tuple[Pass, ...]:
+    """Passes that store the weights of a program in a format, one of `FORMATS`; none for bf16."""
+    from shardwright.passes.transformations.quantize_weights import FORMATS
+
+    return parse_pipeline(FORMATS[stored]) if FORMATS[stored] else ()
+
+
 @dataclass(frozen=True)
 class PassRecord:
     """The record of one pass: the programs after and before it, the seconds that it took, and the proof of its layouts

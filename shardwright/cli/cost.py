@@ -11,6 +11,7 @@ from shardwright.cli.options import (
     add_json,
     add_sizes,
     add_target,
+    add_weights,
     chip_and_constants,
     positive,
 )
@@ -68,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     model.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
     add_attention(model.add_argument, "head", "head")
-    model.add_argument("--weights", choices=("bf16", "int8", "f8e4m3"), default="bf16", help="default: bf16")
+    add_weights(model.add_argument)
     add_json(parser)
     parser.check(_misplaced)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_attention, add_chip, add_json, chip_of, positive
+from shardwright.cli.options import add_attention, add_chip, add_json, add_weights, chip_of, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -26,9 +26,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
     add_attention(parser.add_argument, "head", "head")
-    parser.add_argument(
-        "--weights", choices=("bf16", "int8", "f8e4m3"), default="bf16", help="the format of stored weights"
-    )
+    add_weights(parser.add_argument)
     add_json(parser)
 
 

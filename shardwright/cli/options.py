@@ -228,6 +228,16 @@ def add_attention(add: Callable[..., object], default: str | None, otherwise: st
     )
 
 
+def add_weights(add: Callable[..., object]) -> None:
+    """`--weights FORMAT`: how the weights of a model are stored."""
+    add(
+        "--weights",
+        choices=("bf16", "int8", "f8e4m3"),
+        default="bf16",
+        help="the format of stored weights (default: bf16)",
+    )
+
+
 def add_experts(parser: Parser) -> None:
     """`--experts replicated|all-to-all` and `--expert-capacity F`, which bounds the slots of the second."""
     parser.add_argument(

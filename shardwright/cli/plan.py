@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_chip, add_json, chip_of, number, positive
+from shardwright.cli.options import add_chip, add_json, add_weights, chip_of, number, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -28,7 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--output", metavar="G", required=True, type=positive, help="new tokens of each")
     parser.add_argument("--ttft", metavar="S", type=number(0.0), help="at most so many seconds to the first token")
     parser.add_argument("--tpot", metavar="S", type=number(0.0), help="at most so many seconds to each further token")
-    parser.add_argument("--weights", choices=("bf16", "int8", "f8e4m3"), default="bf16", help="default: bf16")
+    add_weights(parser.add_argument)
     parser.add_argument("--batch", metavar="N", type=positive, help="sequences in decode (default: the best)")
     parser.add_argument(
         "--time-limit",

@@ -21,8 +21,7 @@ from shardwright.ir.types import DType, TensorType
 from shardwright.models.built_in import BuiltIn
 from shardwright.models.forward import PHASES, ProgramRequest, model_text
 from shardwright.passes.compiling.found import SearchResult
-from shardwright.passes.pipelines import parse_pipeline, run_passes
-from shardwright.passes.transformations.quantize_weights import FORMATS
+from shardwright.passes.pipelines import passes_for_weights, run_passes
 from shardwright.prediction.programs import Weights
 
 
@@ -174,5 +173,5 @@ def serving_program(
         phases=PHASES if phase is None else (phase,), prompts=prompts,
     )  # fmt: skip
     program = load(Source(demand.model.name, model_text(demand.model.model, request)[0]))
-    stored = FORMATS[demand.weights]
-    return run_passes(program, parse_pipeline(stored)) if stored else program
+    stored = passes_for_weights(demand.weights)
+    return run_passes(program, stored) if stored else program

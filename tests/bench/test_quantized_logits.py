@@ -18,8 +18,7 @@ from shardwright.ir.types import DType
 from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
-from shardwright.passes.pipelines import EXPLICIT, parse_pipeline, run_with_weights
-from shardwright.passes.transformations.quantize_weights import FORMATS
+from shardwright.passes.pipelines import EXPLICIT, passes_for_weights, run_with_weights
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
@@ -58,7 +57,7 @@ def test_compiled_programs_round_alike(tmp_path: Path) -> None:
         program = elaborate(parse(Source("imported", made.text)))
         dtypes = {value.name: value.type.dtype for value in program.weights}
         with CheckpointSource(folder, made.mapping, dtypes) as source:
-            quantized, weights = run_with_weights(program, [*parse_pipeline(FORMATS[stored]), *EXPLICIT], source)
+            quantized, weights = run_with_weights(program, [*passes_for_weights(stored), *EXPLICIT], source)
             (found,) = Session(quantized, weights).call("forward", {"ids": ids})
         wanted = logits(folder, ids, stored)
         assert np.abs(found - wanted).max() < close * np.abs(wanted).max()

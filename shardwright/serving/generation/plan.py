@@ -15,8 +15,7 @@ from shardwright.models.token_groups import ExpertsForm
 from shardwright.models.value_types import CacheFormat
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
-from shardwright.passes.pipelines import explicit_passes, parse_pipeline
-from shardwright.passes.transformations.quantize_weights import FORMATS
+from shardwright.passes.pipelines import explicit_passes, passes_for_weights
 
 WeightFormat = Literal["int8", "int4", "f8e4m3"]
 
@@ -60,7 +59,7 @@ class GenerationPlan:
     @property
     def before_layouts(self) -> tuple[Pass, ...]:
         """The passes done to the program before its layouts are chosen."""
-        stored = () if self.weights is None else parse_pipeline(FORMATS[self.weights])
+        stored = () if self.weights is None else passes_for_weights(self.weights)
         return (*(given for given in self.passes if given.takes is Level.SURFACE), *stored)
 
     @property

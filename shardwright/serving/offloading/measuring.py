@@ -26,7 +26,7 @@ _MOST_RUNS, _LEAST_RUNS, _ENOUGH_S = 7, 3, 0.25
 """How often each thing is timed: until so many seconds are measured, within these bounds."""
 
 _FILE_BYTES = 64 << 20
-"""Of the file that is written and read: several chunks for each reader."""
+"""The size of the file that is written and read, unless the disk has no room for it: several chunks for each reader."""
 
 _LEAST_FILE_BYTES = 1 << 20
 
@@ -34,7 +34,7 @@ MEASURED_FILE = "machine.toml"
 """The machine file that this module writes where it runs as a process."""
 
 _ROWS, _FEW_ROWS = 256, 64
-"""Of products on a CPU: in the format of the run, and in others."""
+"""Rows of what products multiply on a CPU: in the format of the run, and in others."""
 
 _FORMATS = (DType.F32, DType.BF16, DType.F16)
 _IN_PLACE = 1e15
