@@ -83,16 +83,19 @@ def import_checkpoint(
         )
 
 
-def predict(program: Program, chip: str, *, calls: Mapping[str, float] | None = None, datasheet: bool = False) -> Costs:
-    """The command `cost`: what each function takes on a chip, by name or by chip file, layouts chosen for it where they
-    are open. Raises a `DiagnosticError` where demands cannot be met or the chip is not known."""
+def predict(
+    program: Program, chip: str = "", *, calls: Mapping[str, float] | None = None, datasheet: bool = False
+) -> Costs:
+    """The command `cost`: what each function takes on a chip, by name or by chip file, else on the program's own, else
+    on the reference chip; layouts are chosen for it where they are open. Raises a `DiagnosticError` where demands
+    cannot be met or the chip is not known."""
     from shardwright.compiling.compile_program import explicit
-    from shardwright.cost.hardware.chips import load_chip
+    from shardwright.cost.choosing.objective import chip_for
     from shardwright.cost.hardware.constants import DATASHEET
     from shardwright.cost.programs.program_cost import cost_of
     from shardwright.cost_tables import Costs
 
-    found = load_chip(chip)
+    found = chip_for(program, chip)
     made = explicit(program, chip=chip, calls=calls)
     constants = DATASHEET if datasheet else found.constants
     return Costs(cost_of(made, func, found, constants) for func in made.funcs)
@@ -100,19 +103,18 @@ def predict(program: Program, chip: str, *, calls: Mapping[str, float] | None = 
 
 def search(
     program: Program,
-    chip: str,
+    chip: str = "",
     *,
     calls: Mapping[str, float] | None = None,
     seconds: float = 60.0,
     solver: str = "auto",
 ) -> SearchResult:
-    """The layouts of least predicted time on a chip, under its memory, with a lower bound for all others. Raises a
-    `DiagnosticError` where demands cannot be met or nothing fits."""
-    from shardwright.cost.choosing.objective import Objective
-    from shardwright.cost.hardware.chips import load_chip
+    """The layouts of least predicted time on a chip, found as `predict` does, under its memory, with a lower bound for
+    all others. Raises a `DiagnosticError` where demands cannot be met or nothing fits."""
+    from shardwright.cost.choosing.objective import Objective, chip_for
     from shardwright.passes.compiling.choosing import search as chosen
 
-    found = load_chip(chip)
+    found = chip_for(program, chip)
     return chosen(program, Objective(found, found.constants, dict(calls or {}), solver), seconds)
 
 

@@ -47,7 +47,7 @@ def cost_table(cost: Cost, compiled: CompiledCosts | None = None) -> str:
     fits = "fits" if memory.peak <= room else f"{bytes_text(memory.peak - room)} too much"
     fits = f"; {fits} in {bytes_text(room)}" if math.isfinite(room) else ""
     rates = "calibrated" if cost.calibrated else "datasheet"
-    mesh = f"{cost.n_chips} {cost.chip.name} ({rates})"
+    mesh = f"{cost.chip.counted(cost.n_chips)} ({rates})"
     return "\n".join(
         [
             f"{cost.func} on {mesh}",

@@ -82,9 +82,6 @@ def test_a_target_stands_beside_each_prediction(
     assert all(op["compiled_bytes_received"] >= op["bytes_received"] for op in moved)
     assert all(op["compiled_s"] is None for op in made["ops"])
 
-    neither = shardwright("cost", file)
-    assert neither.status == 2
-    assert "one of the arguments --chip --target is required" in neither.err
     without = shardwright("cost", file, "--target", "cpu")
     assert without.status == 1
     assert "--target: error: cpu is no chip whose rates are known [no-chip]" in without.err
@@ -92,6 +89,32 @@ def test_a_target_stands_beside_each_prediction(
     model = shardwright("cost", "opt-125m", "--chip", "tpu-v4", "--target", "tpu-v4:1x1x1")
     assert model.status == 2
     assert "--target is for a FILE.shard" in model.err
+
+
+def test_the_chip_is_the_option_then_the_programs_then_the_reference(shardwright: Callable, tmp_path: Path) -> None:
+    """In every command that prices a program."""
+    file = layer(tmp_path)
+    own = tmp_path / "own.shard"
+    own.write_text("chip h100\n" + LAYER)
+
+    def on(*argv: object) -> str:
+        return str(json.loads(shardwright("cost", *argv, "--json").out)["chip"])
+
+    assert (on(own, "--chip", "tpu-v4"), on(own), on(file)) == ("tpu-v4", "h100", "reference")
+    for name, chip in (("h100", own), ("reference chips", file)):
+        picture = tmp_path / "picture.svg"
+        assert shardwright("draw", chip, "--timeline", "-o", picture).status == 0
+        assert f"ffn on 4 {name}" in picture.read_text()
+    same = shardwright("search", "--diff", own, own).out
+    assert same == shardwright("search", "--diff", own, own, "--chip", "h100").out
+    assert same != shardwright("search", "--diff", own, file).out
+    own.write_text("chip h1000\n" + LAYER)
+    said = shardwright("cost", own).err
+    assert said.startswith(f"{own}:1:1: error: there is no chip `h1000` [unknown-chip]\n  chip h1000\n")
+    assert shardwright("cost", own, "--chip", "h10").err.startswith("--chip: error: there is no chip `h10` [")
+    model = shardwright("cost", "opt-125m")
+    assert model.status == 2
+    assert "a MODEL names no chip: --chip NAME" in model.err
 
 
 def test_a_generation_sums_over_the_growing_cache(shardwright: Callable, tmp_path: Path) -> None:
@@ -132,7 +155,6 @@ def test_bad_input(shardwright: Callable, tmp_path: Path) -> None:
     mesh = shardwright("cost", file, "--chip", "tpu-v4", "--mesh", "x=3,y=1", "--dim", "E=513")
     assert mesh.status == 1
     assert "the mesh x=3 y=1 is 3 chips, and no slice of tpu-v4 is [mesh-fit]" in mesh.err
-    assert shardwright("cost", file).status == 2
     assert shardwright("cost", file, "--chip", "tpu-v4", "--generate", "0").status == 2
     func = shardwright("cost", file, "--chip", "tpu-v4", "--func", "fnn")
     assert "there is no function fnn; there are ffn [unknown-function]" in func.err
@@ -234,4 +256,3 @@ def test_a_picture_coloured_by_time(shardwright: Callable, tmp_path: Path) -> No
     out = tmp_path / "layer.dot"
     assert shardwright("draw", layer(tmp_path), "-o", str(out), "--cost", "--chip", "tpu-v4").status == 0
     assert " %, " in out.read_text()
-    assert shardwright("draw", layer(tmp_path), "-o", str(out), "--cost").status == 2

@@ -128,7 +128,6 @@ def test_diff(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 WRONG = [
-    (["--diff", "a", "b"], "shardwright search: error: --diff needs --chip\n"),
     (["layer.shard", "--objective", "bytes"], "check, opt and compile take --objective bytes\n"),
     (["--problem", "two.json", "--chip", "tpu-v4"], "shardwright search: error: --problem takes no --chip\n"),
     (["--problem", "two.json", "--explain"], "shardwright search: error: --explain needs FILE\n"),

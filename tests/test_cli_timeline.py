@@ -99,7 +99,6 @@ def test_what_is_not_a_timeline_is_refused(shardwright: Callable, tmp_path: Path
     [
         (["t.json", "-o", "a.dot"], "a timeline is drawn as .svg, .png, .pdf, .trace.json"),
         (["t.json", "-o", "a.svg", "--func", "f"], "--func is of programs; FILE is a timeline"),
-        (["a.shard", "-o", "a.svg", "--timeline"], "--timeline needs --chip"),
         (
             ["a.shard", "-o", "a.svg", "--timeline", "--chip", "h100", "--cost"],
             "--cost colours the graph; --timeline is another picture",

@@ -19,6 +19,7 @@ from shardwright.ir.whole_files import whole_file
 if TYPE_CHECKING:
     from shardwright.backends.hlo.kernels import CompiledKernel
     from shardwright.backends.timeline.record import Course, Timeline
+    from shardwright.cost.hardware.chips import Chip
     from shardwright.cost.hardware.constants import Constants
     from shardwright.cost.programs.program_cost import Cost
 
@@ -100,7 +101,7 @@ def draw(
     annotations: Annotations | None = None,
     folded: bool = True,
     shapes: bool = False,
-    chip: str = "",
+    chip: str | Chip = "",
     constants: Constants | None = None,
     value: str | None = None,
     timeline: bool = False,
@@ -109,11 +110,11 @@ def draw(
 ) -> Drawing:
     """A picture of a program, or of its function `func`; with `path`, also written there (see `Drawing.save`).
 
-    With `chip` operations have their share of the predicted time on it, by `constants` where they are not the chip's
-    own. In place of the graph, of an explicit program: with `value` which chip holds what of that value, with
-    `timeline` when a call on `chip` computes and communicates, in all or in the seconds of `window`, and beneath it
-    what the compiler of a `target` has scheduled. The other arguments are those of `to_dot`. Raises a
-    `DiagnosticError` for an unknown function, value, target or suffix.
+    With `chip`, or its name, operations have their share of the predicted time on it, by `constants` where they are not
+    the chip's own. In place of the graph, of an explicit program: with `value` which chip holds what of that value,
+    with `timeline` when a call on `chip`, else on the program's own, computes and communicates, in all or in the
+    seconds of `window`, and beneath it what the compiler of a `target` has scheduled. The other arguments are those of
+    `to_dot`. Raises a `DiagnosticError` for an unknown function, value, target or suffix.
     """
     if path is not None:
         format_of(path, OF_TIMELINES if timeline else FORMATS)
@@ -160,7 +161,7 @@ def draw_timeline(timeline: Timeline, window: tuple[float, float] | None = None)
 
 
 def timeline_of(
-    program: Program, name: str | None, chip: str, constants: Constants | None = None, target: str = ""
+    program: Program, name: str | None, chip: str | Chip, constants: Constants | None = None, target: str = ""
 ) -> Timeline:
     """When a call of the function of this name, or of the only one, computes and communicates on a chip, and as the
     compiler of a target has scheduled it."""
@@ -200,9 +201,9 @@ def _scheduled(program: Program, func: Func, name: str, constants: Constants | N
     return scheduled_course(parse(made.text), topology, constants or chip.constants, seconds, MODULE, names)
 
 
-def _cost(program: Program, func: Func, chip: str, constants: Constants | None = None) -> Cost:
-    from shardwright.cost.hardware.chips import load_chip
+def _cost(program: Program, func: Func, chip: str | Chip, constants: Constants | None = None) -> Cost:
+    from shardwright.cost.choosing.objective import chip_for
     from shardwright.cost.programs.program_cost import cost_of
 
-    found = load_chip(chip)
+    found = chip_for(program, chip) if isinstance(chip, str) else chip
     return cost_of(program, func, found, constants or found.constants)

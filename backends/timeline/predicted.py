@@ -19,7 +19,7 @@ def predicted_timeline(program: Program, func: Func, cost: Cost) -> Timeline:
     """
     seen = course_of_call(program, func, cost)
     entries = tuple(_entry(number, happening, cost) for number, happening in enumerate(seen))
-    title = f"{func.name} on {cost.n_chips} {cost.chip.name}"
+    title = f"{func.name} on {cost.chip.counted(cost.n_chips)}"
     return Timeline(title, Course(entries, {}, tuple(_bounds(entries, seen, cost))))
 
 

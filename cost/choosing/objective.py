@@ -4,10 +4,12 @@ chip."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from shardwright.cost.hardware.chips import REFERENCE, Chip
+from shardwright.cost.hardware.chips import REFERENCE, Chip, load_chip
 from shardwright.cost.hardware.constants import DATASHEET, Constants
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.program import Program
 
 SOLVERS = ("auto", "ortools")
 """All that there is, and HiGHS through OR-tools alone."""
@@ -31,3 +33,17 @@ class Objective:
     def count(self, func: str) -> float:
         """How often a function is called."""
         return self.calls.get(func, 1.0)
+
+
+def chip_for(program: Program, named: str = "") -> Chip:
+    """The chip that is named, by name or by the path of a chip file, else the one that the program names, else the
+    reference chip. Raises where there is no such chip."""
+    if named or not program.chip:
+        return load_chip(named or REFERENCE.name)
+    try:
+        return load_chip(program.chip)
+    except DiagnosticError as error:
+        if error.source is not None:
+            raise
+        (said,) = error.diagnostics
+        raise DiagnosticError([replace(said, span=program.chip_span)]) from None

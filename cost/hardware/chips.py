@@ -128,6 +128,12 @@ class Chip:
         """The calibrated constants, else the datasheet's."""
         return self.calibrated or DATASHEET
 
+    def counted(self, n_chips: int) -> str:
+        """So many of them in words: `8 h100`, `8 reference chips`."""
+        if self.name != REFERENCE.name:
+            return f"{n_chips} {self.name}"
+        return "a reference chip" if n_chips == 1 else f"{n_chips} reference chips"
+
     def rate(self, dtype: str) -> float:
         """FLOP/s (OP/s for integers) of matrix products in `dtype`. Raises where the chip has no such rate."""
         rate = self.flops_per_s.get(dtype)

@@ -153,8 +153,9 @@ class SearchResult:
         else:
             proof = f"at most {100 * self.gap:.3g} % above the least" if self.bound_s > 0 else unproved
         room = f" of {bytes_text(cost.chip.memory_bytes)}" if math.isfinite(cost.chip.memory_bytes) else ""
+        chips = cost.chip.counted(cost.n_chips)
         lines = [
-            f"{duration_text(self.objective_s)} on {cost.n_chips} {cost.chip.name}, mesh {self.program.mesh}; {proof}",
+            f"{duration_text(self.objective_s)} on {chips}, mesh {self.program.mesh}; {proof}",
             f"{bytes_text(self.peak)}{room} on each chip, {self.chip_seconds_per_token:.4g} chip-seconds per token",
             f"bound {duration_text(self.bound_s)}, counted {duration_text(self.model_s)}, {self.seconds:.2f} s",
             *([error] if (error := cost.error_in_words()) else []),

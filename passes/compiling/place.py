@@ -13,10 +13,9 @@ from typing import ClassVar, Protocol
 from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_problem import LayoutProblem
 from shardwright.cost.choosing.limited_placement import MOST_ENTRIES, LimitedPlacement, PlacementProof
-from shardwright.cost.choosing.objective import SOLVERS, Objective
+from shardwright.cost.choosing.objective import SOLVERS, Objective, chip_for
 from shardwright.cost.choosing.placement import Effort, LayoutSolution, Location, PlacementOptions, UseKey, ValueNode
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
-from shardwright.cost.hardware.chips import REFERENCE, load_chip
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
@@ -116,16 +115,7 @@ class Place(Pass):
 
     def wanted(self, program: Program) -> Objective:
         """The chip and the calls. Raises where there is no such chip or function."""
-        named = self.chip or program.chip
-        if not named or named == REFERENCE.name:
-            return Objective(calls=self.calls_in(program), solver=self.solver)
-        try:
-            chip = load_chip(named)
-        except DiagnosticError as error:
-            (said,) = error.diagnostics
-            if self.chip or error.source is not None:
-                raise
-            raise DiagnosticError([replace(said, span=program.chip_span)]) from None
+        chip = chip_for(program, self.chip)
         return Objective(chip, chip.constants, self.calls_in(program), self.solver)
 
     def calls_in(self, program: Program) -> dict[str, float]:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardwright.cli.options import Subparsers
-    from shardwright.cost.hardware.chips import Chip
-    from shardwright.cost.hardware.constants import Constants
     from shardwright.cost.programs.program_cost import Cost, KernelCost
     from shardwright.explaining.compiled_costs import CompiledCosts
     from shardwright.ir.program import Func, Program
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE|MODEL --chip NAME [--target T] [--func] [--generate N] [--datasheet] [--passes] [--mesh] [--dim] [--chips]
+    """FILE|MODEL [--chip NAME] [--target T] [--func] [--generate N] [--datasheet] [--passes] [--mesh] [--dim] [--chips]
     [--json]."""
     parser = subparsers.add_parser(
         "cost", description="Predict the time of a program on a chip: each kernel, what bounds it, and all together."
@@ -89,10 +87,11 @@ def _is_program(file: str) -> bool:
 
 
 def _misplaced(args: argparse.Namespace) -> str | None:
-    """No chip, or an option of programs given with a model or the other way round, where it would say nothing."""
-    if args.chip is None and args.target is None:
-        return "one of the arguments --chip --target is required"
+    """A model without a chip, or an option of programs given with a model or the other way round, where it would say
+    nothing."""
     program = _is_program(args.file)
+    if not program and args.chip is None:
+        return "a MODEL names no chip: --chip NAME"
     for name, default in (_OF_MODELS if program else _OF_PROGRAMS).items():
         if getattr(args, name) != default:
             option = f"--{name.replace('_', '-')}"
@@ -102,16 +101,15 @@ def _misplaced(args: argparse.Namespace) -> str | None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print a table for each function, or one JSON object with `--json`."""
-    if args.chip is None:
+    if args.chip is None and args.target is not None:
         args.chip = _chip_of(args.target)
-    chip, constants = chip_and_constants(args)
     generated = None
     dropped: tuple[str, ...] = ()
     compiled: dict[str, CompiledCosts] = {}
     if _is_program(args.file):
-        costs, generated, compiled = _of_program(args, chip, constants)
+        costs, generated, compiled = _of_program(args)
     else:
-        cost, dropped = _of_model(args, chip, constants)
+        cost, dropped = _of_model(args)
         costs = [cost]
     if args.json:
         from shardwright.cli.output import print_json
@@ -128,7 +126,7 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> tuple[Cost, tuple[str, ...]]:
+def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...]]:
     """One call of a phase of a model, with its published size, and what the layout does not split."""
     from dataclasses import replace
 
@@ -137,6 +135,7 @@ def _of_model(args: argparse.Namespace, chip: Chip, constants: Constants) -> tup
     from shardwright.prediction.phases import phase_cost
     from shardwright.prediction.programs import Deployment, fitted_layout
 
+    chip, constants = chip_and_constants(args)
     found = model_of(args.file)
     with located(Source(args.file, "")):
         check_positions(found.model, args.context)
@@ -174,7 +173,7 @@ def _compiled(args: argparse.Namespace, program: Program, costs: list[Cost]) -> 
 
 
 def _of_program(
-    args: argparse.Namespace, chip: Chip, constants: Constants
+    args: argparse.Namespace,
 ) -> tuple[list[Cost], GenerationCost | None, dict[str, CompiledCosts]]:
     from shardwright.cli.output import load_program, read_program
     from shardwright.cost.programs.program_cost import cost_of
@@ -195,6 +194,7 @@ def _of_program(
         args.mesh = {axis: size for axis, size in args.mesh.items() if axis not in stages.axes}
     program = load_program(args, source, module, args.target)
     with located(source):
+        chip, constants = chip_and_constants(args, program)
         if args.passes is not None:
             program = complete(program)
             verify(program, Level.EXPLICIT)

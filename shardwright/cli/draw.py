@@ -25,8 +25,8 @@ OF_TIMELINES = ("svg", "png", "pdf", "trace.json")
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE -o OUT.{svg,png,pdf,dot,html} [--func NAME] [--cost --chip NAME] [--passes 'a,b{k=v}'] [--mesh] [--dim],
-    or FILE --timeline --chip NAME or TIMELINE.json -o OUT.{svg,png,pdf,trace.json} [--window BEGIN:END]."""
+    """FILE -o OUT.{svg,png,pdf,dot,html} [--func NAME] [--cost] [--chip NAME] [--passes 'a,b{k=v}'] [--mesh] [--dim],
+    or FILE --timeline [--chip NAME] or TIMELINE.json -o OUT.{svg,png,pdf,trace.json} [--window BEGIN:END]."""
     parser = subparsers.add_parser(
         "draw",
         description="Draw a program: its values with their layouts, its operations, and the collectives; or with "
@@ -47,7 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--unfold", action="store_true", help="every operation a node of its own: norms and the like are one otherwise"
     )
     parser.add_argument(
-        "--timeline", action="store_true", help="when a call computes and communicates on --chip, as predicted"
+        "--timeline", action="store_true", help="when a call computes and communicates on the chip, as predicted"
     )
     parser.add_argument(
         "--target",
@@ -62,13 +62,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run these passes in place of the compiler's; '' draws the program as it is written",
     )
     parser.add_argument(
-        "--cost", action="store_true", help="colour operations by their share of the predicted time on --chip"
+        "--cost", action="store_true", help="colour operations by their share of the predicted time on the chip"
     )
     add_chip(parser, datasheet=True)
     add_choice(parser, chip=False)
-    parser.check(lambda args: "--cost needs --chip" if args.cost and not args.chip else None)
     parser.check(lambda args: "--target is beside --timeline" if args.target and not args.timeline else None)
-    parser.check(lambda args: "--timeline needs --chip" if args.timeline and not args.chip else None)
     add_sizes(parser)
     parser.check(_fits_the_file)
 
@@ -111,16 +109,16 @@ def execute(args: argparse.Namespace) -> int:
         drawing = draw_timeline(read_timeline(source), args.window)
     else:
         program = load_program(args, source)
-        priced = args.cost or args.timeline
         with located(source):
+            chip, constants = chip_and_constants(args, program) if args.cost or args.timeline else ("", None)
             drawing = draw(
                 program,
                 source=source,
                 func=args.func,
                 folded=not args.unfold,
                 shapes=args.shapes,
-                chip=args.chip if priced else "",
-                constants=chip_and_constants(args)[1] if priced else None,
+                chip=chip,
+                constants=constants,
                 value=args.value,
                 timeline=args.timeline,
                 window=args.window,

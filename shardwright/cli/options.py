@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 if TYPE_CHECKING:
     from shardwright.cost.hardware.chips import Chip
     from shardwright.cost.hardware.constants import Constants
+    from shardwright.ir.program import Program
     from shardwright.passes.base import Proof
     from shardwright.passes.compiling.place import Place
     from shardwright.serving.generation.settings import GenerationSettings
@@ -264,7 +265,13 @@ def _capacity_needs_sending(args: argparse.Namespace) -> str | None:
 
 def add_chip(parser: Parser, *, required: bool = False, datasheet: bool = False) -> None:
     """--chip NAME, and --datasheet."""
-    parser.add_argument("--chip", metavar="NAME", required=required, help="a chip by name, or the path of a chip file")
+    parser.add_argument(
+        "--chip",
+        metavar="NAME",
+        required=required,
+        help="a chip by name, or the path of a chip file"
+        + ("" if required else " (default: a program's own, else a reference chip)"),
+    )
     if datasheet:
         parser.add_argument(
             "--datasheet", action="store_true", help="the chip's rates as given, without what measurements say of them"
@@ -280,11 +287,13 @@ def chip_of(args: argparse.Namespace) -> Chip:
         return load_chip(args.chip)
 
 
-def chip_and_constants(args: argparse.Namespace) -> tuple[Chip, Constants]:
-    """The chip and the constants that `--chip` and `--datasheet` say. Raises where there is no such chip."""
+def chip_and_constants(args: argparse.Namespace, program: Program | None = None) -> tuple[Chip, Constants]:
+    """The chip and the constants that `--chip` and `--datasheet` say; without `--chip` the program's chip, else the
+    reference chip. Raises where there is no such chip."""
+    from shardwright.cost.choosing.objective import chip_for
     from shardwright.cost.hardware.constants import DATASHEET
 
-    chip = chip_of(args)
+    chip = chip_of(args) if program is None or args.chip else chip_for(program)
     return chip, DATASHEET if args.datasheet else chip.constants
 
 
@@ -339,6 +348,8 @@ def settings_of(
 
 def choice_of(args: argparse.Namespace) -> dict[str, Any]:
     """How layouts are chosen, as Python's functions take it."""
+    if args.chip:
+        chip_of(args)  # where there is none, it is this option's fault
     return {"objective": args.objective, "chip": args.chip or "", "calls": args.calls, "solver": args.solver}
 
 
@@ -377,8 +388,6 @@ def place_of(args: argparse.Namespace) -> Place:
     """The pass that chooses layouts so."""
     from shardwright.passes.compiling.place import Place
 
-    if args.chip:
-        chip_of(args)  # where there is none, it is this option's fault
     return Place.of(**choice_of(args))
 
 

@@ -77,7 +77,6 @@ def add_parser(subparsers: Subparsers) -> None:
     add_sizes(parser)
     add_output(parser, "OUT")
     add_json(parser)
-    parser.check(lambda args: "--diff needs --chip" if args.diff and not args.chip else None)
     parser.check(lambda args: "search minimises time; check, opt and compile take --objective bytes"
                  if args.objective == "bytes" else None)  # fmt: skip
     parser.check(lambda args: "--problem takes no --chip" if args.problem and args.chip else None)
@@ -214,13 +213,13 @@ def _compare(args: argparse.Namespace) -> int:
     from shardwright.cost.programs.program_cost import cost_of
     from shardwright.ir.diagnostics import located
 
-    chip, constants = chip_and_constants(args)
     args.passes = None
     costs: list[dict[str, Cost]] = []
     for file in args.diff:
         source = read_program(file)
         program = load_program(args, source)
         with located(source):
+            chip, constants = chip_and_constants(args, program)
             costs.append({func.name: cost_of(program, func, chip, constants) for func in program.funcs})
     rows = _difference(*costs)
     if args.json:
