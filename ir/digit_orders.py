@@ -11,7 +11,7 @@ from shardwright.ir.diagnostics import Span
 from shardwright.ir.digits import Order, blocks_order, fitting_order, is_contiguous
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Operation
-from shardwright.ir.ops import AllGather, AllToAll, Permute, ReduceScatter, Slice
+from shardwright.ir.ops import AllGather, AllToAll, Convert, Permute, ReduceScatter, Slice, Take
 from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.types import Axes, TensorType, ValueType
 from shardwright.ir.walk import reads, statements, values_in
@@ -117,8 +117,9 @@ def in_blocks(func: Func) -> dict[str, tuple[str, ...]]:
 
 
 def gathered_or_cut(func: Func) -> dict[str, tuple[str, ...]]:
-    """The parameters that movements alone read, with the dimensions that these make whole; the results that movements
-    make and nothing else reads, with the dimensions that were whole before; and what goes through unread, with all.
+    """The parameters that movements alone read, by themselves or of `taken_of` them, with the dimensions that these
+    make whole; the results that movements make and nothing else reads, with the dimensions that were whole before; and
+    what goes through unread, with all.
 
     Such a dimension can cross the function's edge in blocks as well as in digits: the movement is the same.
     """
@@ -129,11 +130,14 @@ def gathered_or_cut(func: Func) -> dict[str, tuple[str, ...]]:
         and isinstance(statement.operation, AllGather | AllToAll | ReduceScatter | Slice)
         and isinstance(statement.result.type, TensorType)
     ]
-    readers = Counter(name for statement in statements(func.body) for name in reads(statement)) + Counter(func.returns)
+    readers = _readers(func)
+    taken = taken_of(func)
     found: dict[str, tuple[str, ...]] = {}
     for value in func.params:
-        mine = [move for move in moves if move.operands[0] == value.name]
-        if len(mine) == readers[value.name] or readers[value.name] == func.returns.count(value.name):
+        parts = {value.name, *(part for part, whole in taken.items() if whole == value.name)}
+        mine = [move for move in moves if move.operands[0] in parts]
+        read = sum(readers[part] for part in parts) - (len(parts) - 1)
+        if len(mine) == read or readers[value.name] == func.returns.count(value.name):
             found[value.name] = tuple(
                 dim.name for dim in value.type.dims if not any(_axes_of(move.result.type, dim.name) for move in mine)
             )
@@ -148,6 +152,24 @@ def gathered_or_cut(func: Func) -> dict[str, tuple[str, ...]]:
                 dim for dim, axes in cut.items() if set(axes) == set(_axes_of(kind, dim)) and dim not in left
             )
     return found
+
+
+def taken_of(func: Func) -> dict[str, str]:
+    """The values that are a parameter's but for what was taken of whole dimensions, and its format; each with the
+    parameter."""
+    found = {value.name: value.name for value in func.params}
+    for statement in statements(func.body):
+        match statement:
+            case Let(operation=Take(by=()) | Convert(), operands=(str() as name,)) if name in found:
+                found[statement.result.name] = found[name]
+            case _:
+                pass
+    return {part: whole for part, whole in found.items() if part != whole}
+
+
+def _readers(func: Func) -> Counter[str]:
+    """How often each value is read, returning included."""
+    return Counter(name for statement in statements(func.body) for name in reads(statement)) + Counter(func.returns)
 
 
 def _cuts(operation: Operation) -> list[tuple[Axes, str]]:

@@ -14,7 +14,7 @@ from shardwright.backends.jax.functions import concrete
 from shardwright.backends.jax.source_text import axes_text
 from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.ir.diagnostics import NOWHERE, fault
-from shardwright.ir.digit_orders import gathered_or_cut, strided_dims
+from shardwright.ir.digit_orders import gathered_or_cut, strided_dims, taken_of
 from shardwright.ir.program import Func, Program, Value
 from shardwright.ir.types import TensorType, Tier
 
@@ -119,6 +119,7 @@ class ProgramEdges:
             dims = strided_dims(types[name], digits.orders, self.program.mesh)
             if dims and set(dims).issubset(free):
                 blocks[name] = dims
+        blocks |= {part: blocks[whole] for part, whole in taken_of(func).items() if whole in blocks}
         return replace(digits, blocks=blocks)
 
     def params(self, func: Func) -> list[tuple[str, EdgeArray]]:

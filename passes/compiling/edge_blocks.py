@@ -34,8 +34,9 @@ class EdgeBlocks(Pass):
         }
 
     A caller's array has no dimension for each digit, so that somebody has to bring every chip its digits; here it is a
-    statement, with its bytes. A parameter that is gathered and nothing else comes in blocks at no cost, and so does a
-    result go that is scattered or sliced of a whole dimension. Weights and state are laid out in digits while they are
+    statement, with its bytes. A parameter that is gathered and nothing else comes in blocks at no cost, also when an
+    element of another dimension was taken of it before, and so does a result go that is scattered or sliced of a whole
+    dimension. Weights and state are laid out in digits while they are
     loaded, and stay as they are; so does what a function takes from the host's memory or leaves there. Takes explicit
     programs whose dimensions have their orders (`choose-digit-order`).
     """

@@ -65,6 +65,15 @@ func f(a: f32 A_yB_x) -> (f32 A_yB_x, f32 A_xB_y, f32 A_y) {
   return a, c, sum[B](a)
 }
 """.replace("dim A=8 B=12\n", ""),
+    "layers taken": """mesh x=2 y=2
+dim N=3 E=16 F=8
+dim E=16 order x y
+func ffn(w: f32 NE_yF) -> (f32 EF, f16 EF) {
+  one: f32 E_yF = take[N, 1](w)
+  two: f16 E_yF = convert[f16](take[N, 2](w))
+  return one, two
+}
+""".replace(" E=16 F=8\n", " F=8\n"),
     "returned twice": """mesh x=2 y=2
 dim A=16 order x y
 func f(a: f32 A_y, b: f32 A_xy) -> (f32 A_y, f32 A_y, f32 A_xy) {
