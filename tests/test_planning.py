@@ -20,6 +20,7 @@ from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
+from shardwright.models.built_in import built_in, built_in_names
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
@@ -216,6 +217,17 @@ def test_the_page_and_its_program(
     assert max(cost["peak_bytes_per_chip"] for cost in costs) == told["peak_bytes_per_chip"]
     assert told["binding"] == "batch"
     assert told["expected_error"] == 1.5
+    exported = shardwright("export", out, "--as", "jax")
+    assert exported.status == 0, exported.err
+    assert "model.layers.{layer}.self_attn.q_proj.weight" in exported.out
+
+
+def test_which_built_in_models_have_checkpoints(model: str) -> None:
+    """Those whose mapping says where their weights are."""
+    assert {name for name in built_in_names() if built_in(name).model.has_checkpoints} == {
+        name for name in built_in_names() if name.startswith("llama")
+    }
+    assert model_of(model).model.modules == built_in("llama-3-8b").model.modules
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Print the page, or one JSON object with `--json`; with `-o` write the program."""
+    """Print the page, or one JSON object with `--json`; with `-o` write the program, and the mapping of its weights
+    where checkpoints of the model are known."""
     from shardwright.cli.output import print_json, write_output
     from shardwright.compiling.compile_program import print_program
     from shardwright.ir.diagnostics import Source, located
+    from shardwright.models.weight_map import map_path, to_json, weight_map
     from shardwright.planning import plan
     from shardwright.planning.page import as_json, page
 
@@ -66,6 +68,9 @@ def execute(args: argparse.Namespace) -> int:
     text = print_program(made.best.found.program)
     if args.write:
         write_output(args.write, text)
+        model = made.best.demand.model.model
+        if args.write != "-" and model.has_checkpoints:
+            write_output(str(map_path(args.write)), to_json(weight_map(model)))
     if args.json:
         print_json(as_json(made, text))
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
+from shardwright.models import modules
 from shardwright.models.description import AttentionSpec, Feedforward, LearnedPositions, Model, Norm, RotarySpec
 
 _FOLDER = Path(__file__).parent / "builtin"
@@ -17,6 +18,8 @@ _MODULES = (
     "embed", "positions", "block_norm", "attention_norm", "feedforward_norm", "final_norm", "unembed",
     "wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down",
 )  # fmt: skip
+_CHECKPOINTS = {"llama": modules.LLAMA}
+"""The names that checkpoints have for weights, by the `modules` of a table; elsewhere they have the program's."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,6 @@ def _built(name: str) -> BuiltIn:
         parallel=rows["parallel"],
         tied=rows["tied"],
         longest=rows["longest"],
-        # There is no checkpoint, and so no other names for the weights.
-        modules={module: module for module in _MODULES},
+        modules=_CHECKPOINTS.get(rows.get("modules", ""), {module: module for module in _MODULES}),
     )
     return BuiltIn(name, model, float(rows["parameters"]), rows["source"])

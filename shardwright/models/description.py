@@ -224,6 +224,11 @@ class Model:
     longest_key: str = "max_position_embeddings"
 
     @property
+    def has_checkpoints(self) -> bool:
+        """Tells whether the names in its checkpoints are known: those of some modules have the layer's number."""
+        return any("{layer}" in module for module in self.modules.values())
+
+    @property
     def rotary(self) -> RotarySpec | None:
         return self.positions if isinstance(self.positions, RotarySpec) else None
 
