@@ -104,7 +104,7 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each architecture, as docs/reference/models.md has it."""
+    """A line for each architecture, as docs/quantized-logits.md has it."""
     by: dict[str, list[Row]] = {}
     for row in rows:
         by.setdefault(row.architecture, []).append(row)

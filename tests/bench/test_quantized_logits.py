@@ -1,4 +1,4 @@
-"""What rounding of the weights does to the logits is what docs/reference/models.md says, for every architecture."""
+"""What rounding of the weights does to the logits is what docs/quantized-logits.md says, for every architecture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.passes.pipelines import EXPLICIT, passes_for_weights, run_with_weights
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "quantized-logits.md"
 
 
 def recorded(architecture: str) -> list[float]:
