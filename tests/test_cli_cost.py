@@ -256,3 +256,19 @@ def test_a_picture_coloured_by_time(shardwright: Callable, tmp_path: Path) -> No
     out = tmp_path / "layer.dot"
     assert shardwright("draw", layer(tmp_path), "-o", str(out), "--cost", "--chip", "tpu-v4").status == 0
     assert " %, " in out.read_text()
+
+
+def test_reproduce_measure_as_json(shardwright: Callable) -> None:
+    got = shardwright("reproduce", "flexgen-13", "--measure", "--json")
+    made = json.loads(got.out)
+    assert {row["measured"] for row in made["rows"]} == {None}
+    assert made["measured_here"] == []
+    reason = "not measured: no compiler and no small model here gives such figures"
+    assert made["measured_notes"] == [{"table": "flexgen-13", "notes": [reason]}]
+    assert got.status == 0
+
+
+def test_a_limit_of_time_is_of_measurements(shardwright: Callable) -> None:
+    got = shardwright("reproduce", "2", "--time-limit", "5")
+    assert got.status == 2
+    assert "--time-limit goes with --measure" in got.err

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shardwright.cli.options import add_json
+from shardwright.cli.options import add_json, number
 
 if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Subparsers
     from shardwright.reproduction.checks import Check
-    from shardwright.reproduction.reproduction import ReproducedTable, RowComparison
+    from shardwright.reproduction.tables import MeasuredHere, ReproducedTable, RowComparison
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """[TABLE|FILE.csv] [--plots FOLDER] [--json]."""
+    """[TABLE|FILE.csv] [--measure] [--time-limit S] [--plots FOLDER] [--json]."""
     parser = subparsers.add_parser(
         "reproduce", description="Published measurements beside what is predicted of them, with the signed error."
     )
@@ -32,14 +32,29 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FOLDER",
         help="also draw, as SVG, the figure that TABLE names, or figures of Pope et al., with our curves",
     )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="beside them also what this machine can measure: bytes held and received in modules that the compilers of "
+        "TPUs and GPUs make here, and the throughput of a small model under FlexGen's policies",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=number(0.0, 1e6),
+        metavar="SECONDS",
+        help="with --measure: begin nothing more after so long (default: 180); what was compiled is kept, so that the "
+        "same command goes on",
+    )
     add_json(parser)
+    parser.check(lambda args: "--time-limit goes with --measure" if args.time_limit and not args.measure else None)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print a table for each published one, or one JSON object with `--json`."""
-    from shardwright.reproduction.reproduction import reproduce
+    from shardwright.measuring.reproduce import TIME_LIMIT_S, reproduce
 
-    tables = reproduce(args.table, _compiling)
+    limit_s = args.time_limit or TIME_LIMIT_S
+    tables = reproduce(args.table, _compiling, measure=args.measure, time_limit_s=limit_s, measuring=_measuring)
     if args.plots:
         _plot(args.plots, tables)
     if args.json:
@@ -58,6 +73,12 @@ def _compiling(number: int, count: int, name: str) -> None:
     print(f"compiling program {number} of {count}, {name}{once}", file=sys.stderr, flush=True)
 
 
+def _measuring(what: str) -> None:
+    import sys
+
+    print(f"measuring: {what}", file=sys.stderr, flush=True)
+
+
 def _plot(folder: str, tables: list[ReproducedTable]) -> None:
     from pathlib import Path
 
@@ -74,13 +95,13 @@ def _plot(folder: str, tables: list[ReproducedTable]) -> None:
 
 def _as_json(tables: list[ReproducedTable]) -> dict[str, Any]:
     """Errors are summed up over rows of times, or over checks where there are none."""
-    from shardwright.reproduction.reproduction import median_error
+    from shardwright.reproduction.tables import median_error
 
     rows = [row for table in tables for row in table.rows]
     checks = [check for table in tables for check in table.checks]
     errors = [row.relative_error for row in rows] or [check.relative_error for check in checks]
     made: dict[str, Any] = {
-        "rows": [*map(_row_json, rows), *map(_check_json, checks)],
+        "rows": [row for table in tables for row in _rows_json(table)],
         "median_abs_relative_error": median_error(errors),
         "max_abs_relative_error": max(map(abs, errors), default=0.0),
     }
@@ -88,7 +109,40 @@ def _as_json(tables: list[ReproducedTable]) -> dict[str, Any]:
         sheet = [row.datasheet_error for row in rows]
         made["median_abs_relative_error_from_datasheet"] = median_error(sheet)
         made["max_abs_relative_error_from_datasheet"] = max(map(abs, sheet))
-    return made
+    return made | _measured_json(tables)
+
+
+def _rows_json(table: ReproducedTable) -> list[dict[str, Any]]:
+    """Rows of times, or statements; with what was measured where that was asked for."""
+    made = [*map(_row_json, table.rows), *map(_check_json, table.checks)]
+    if table.measured is None:
+        return made
+    return [{**row, "measured": table.measured.figures.get(row["row"])} for row in made]
+
+
+def _measured_json(tables: list[ReproducedTable]) -> dict[str, Any]:
+    """What was measured here of which nothing is published, and how, by table; empty where nobody asked for it."""
+    made = [(table, table.measured) for table in tables if table.measured is not None]
+    if not made:
+        return {}
+    return {
+        "measured_here": [_here_json(table, each) for table, measured in made for each in measured.here],
+        "measured_notes": [{"table": table.name or table.title, "notes": list(m.notes)} for table, m in made],
+    }
+
+
+def _here_json(table: ReproducedTable, made: MeasuredHere) -> dict[str, Any]:
+    return {
+        "table": table.name or table.title,
+        "row": made.row,
+        "what": made.what,
+        "unit": made.unit,
+        "published": None,
+        "predicted": made.predicted,
+        "measured": made.measured,
+        "relative_error": made.relative_error,
+        "remark": made.remark,
+    }
 
 
 def _row_json(made: RowComparison) -> dict[str, Any]:

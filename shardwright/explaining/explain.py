@@ -258,6 +258,7 @@ def _report(
 ) -> FunctionReport:  # fmt: skip
     """Collectives, memory, kernels and faults of a function, and how long those kernels take that run beside each of
     its collectives. Of an emitted module `names` has the values by their lines; then it is also said what was asked."""
+    from shardwright.backends.hlo.arguments import state_bytes
     from shardwright.backends.hlo.collectives import collectives_of
     from shardwright.backends.hlo.faults import faults_of
     from shardwright.backends.hlo.gathered_parts import with_needed_bytes
@@ -304,6 +305,7 @@ def _report(
         compile_s=func.compile_s,
         unmade=tuple(dict.fromkeys(statement.name for statement in statements if id(statement) not in made)),
         faults=tuple(faults),
+        state_bytes=state_bytes(module) if of_module else None,
     )
 
 

@@ -85,7 +85,8 @@ class FunctionReport:
     """A function as it was compiled. Bytes are those of one chip; None is what is not known.
 
     `written_bytes_received` is what its statements receive; `unmade` are those that have no collective of their own.
-    `output_bytes` leaves out results that take over the place of an argument, so that the three are what is held.
+    `output_bytes` leaves out results that take over the place of an argument, so that the three are what is held; of
+    the arguments `state_bytes` are those of the program's state.
     `notes` say what is otherwise where the module runs.
     """
 
@@ -101,10 +102,17 @@ class FunctionReport:
     unmade: tuple[str, ...] = ()
     faults: tuple[FaultReport, ...] = ()
     notes: tuple[str, ...] = ()
+    state_bytes: int | None = None
 
     @property
     def bytes_received(self) -> int:
         return sum(collective.bytes_received for collective in self.collectives)
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Arguments, temporaries and results together."""
+        parts = (self.argument_bytes, self.temporary_bytes, self.output_bytes)
+        return sum(part or 0 for part in parts) if any(part is not None for part in parts) else None
 
     def as_json(self) -> dict[str, Any]:
         """The keys that `explain --json` promises."""

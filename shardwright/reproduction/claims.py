@@ -9,7 +9,7 @@ log-log plot: 20 %. Numbers of one digit: 25 %, half a digit of 2. The last one,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from shardwright.cost.hardware.chips import load_chip
@@ -20,7 +20,7 @@ from shardwright.prediction.models import torus_mesh
 from shardwright.prediction.phases import phase_cost
 from shardwright.prediction.programs import Deployment, Phase, Weights
 from shardwright.reproduction.checks import Check, published_lines
-from shardwright.reproduction.feedforward import LAYOUTS, volume
+from shardwright.reproduction.feedforward import LAYOUTS, VolumeOf, volume
 
 _RATIO, _TIME, _SLOPE, _ONE_DIGIT = 0.1, 0.15, 0.2, 0.25
 _E, _F, _N, _MESH = 16384, 65536, 64, (4, 4, 4)
@@ -40,6 +40,8 @@ def claims() -> list[Check]:
 
 
 _Predictor = Callable[[str, str, str], Check]
+_Figures = tuple[float, float]
+"""A published figure and the one that is found for it."""
 
 
 def _check(
@@ -70,62 +72,82 @@ def _cost(
 # ---------------------------------------------------------------- formulas of section 3 and appendix A
 
 
-def _formula(layout: str, expected: Callable[[], float], what: str, row: str, statement: str, _: str) -> Check:
+def _formula(layout: str, expected: float, what: str, volume: VolumeOf) -> _Figures:
     """At E=16384, F=4E, 512 tokens and 64 chips as 4 x 4 x 4."""
     found = volume(layout, _MESH, _BL, _E, _F)
-    predicted = {"total": found.total, "weights": found.weights, "activations": found.activations}[what]
-    return _check(row, statement, expected(), predicted, 0.0)
+    return expected, {"total": found.total, "weights": found.weights, "activations": found.activations}[what]
 
 
-def _weights_gathered(row: str, statement: str, _: str) -> Check:
+def _weights_gathered(volume: VolumeOf) -> _Figures:
     """The one of X, XY and XYZ that is farthest off."""
-    pairs = [
+    return _farthest(
         (2 * _E * _F * n / _N, volume(name, _MESH, _BL, _E, _F).weights)
         for name, n in (("wg-x", 4), ("wg-xy", 16), ("wg-xyz", 64))
-    ]
-    expected, found = max(pairs, key=lambda pair: abs(pair[1] / pair[0] - 1))
-    return _check(row, statement, expected, found, 0.0)
+    )
 
 
-def _activations_moved(row: str, statement: str, _: str) -> Check:
-    pairs = [
+def _activations_moved(volume: VolumeOf) -> _Figures:
+    return _farthest(
         (2 * _BL * _E / n, volume(name, _MESH, _BL, _E, _F).activations) for name, n in (("wg-x", 4), ("wg-xy", 16))
-    ]
-    expected, found = max(pairs, key=lambda pair: abs(pair[1] / pair[0] - 1))
-    return _check(row, statement, expected, found, 0.0, "of X and XY; XYZ moves no activations, so N = n is a slip")
+    )
 
 
-def _best_x(n: int, E: int, F: int) -> tuple[float, int]:
+def _farthest(pairs: Iterable[_Figures]) -> _Figures:
+    return max(pairs, key=lambda pair: abs(pair[1] / pair[0] - 1))
+
+
+def _best_x(n: int, E: int, F: int, volume: VolumeOf) -> tuple[float, int]:
     """The least volume of 2D weight-stationary over the powers of 2 that X may be, and X."""
     sizes = [1 << i for i in range(n.bit_length()) if n % (1 << i) == 0]
     return min((volume("ws2d", (x, n // x, 1), _BL, E, F).total, x) for x in sizes)
 
 
-def _best_mesh(row: str, statement: str, _: str) -> Check:
-    return _check(row, statement, 0.5 * math.sqrt(_N), _best_x(_N, _E, _F)[1], 0.0)
+def _best_mesh(volume: VolumeOf) -> _Figures:
+    return 0.5 * math.sqrt(_N), _best_x(_N, _E, _F, volume)[1]
 
 
-def _best_volume(row: str, statement: str, _: str) -> Check:
-    return _check(row, statement, 8 * _BL * _E / math.sqrt(_N), _best_x(_N, _E, _F)[0], 0.0)
+def _best_volume(volume: VolumeOf) -> _Figures:
+    return 8 * _BL * _E / math.sqrt(_N), _best_x(_N, _E, _F, volume)[0]
+
+
+def _best_gathering(volume: VolumeOf) -> _Figures:
+    """sqrt(BL n / F) is between two of the layouts that there are; at tokens where it is one of them, that is best."""
+    tokens = 16 * 16 * _F // _N
+    found = {n: volume(name, _MESH, tokens, _E, _F).total for name, n in (("wg-x", 4), ("wg-xy", 16), ("wg-xyz", 64))}
+    return math.sqrt(tokens * _N / _F), min(found, key=lambda n: found[n])
+
+
+def _best_gathered_volume(volume: VolumeOf) -> _Figures:
+    tokens = 16 * 16 * _F // _N
+    return 4 * _E * math.sqrt(tokens * _F) / math.sqrt(_N), volume("wg-xy", _MESH, tokens, _E, _F).total
+
+
+FORMULAS: Mapping[str, Callable[[VolumeOf], _Figures]] = {
+    "ws1d_comm": partial(_formula, "ws1d", 2.0 * _BL * _E, "total"),
+    "ws2d_comm": partial(_formula, "ws2d", 2.0 * _BL * (_E / 4 + _F / 16), "total"),
+    "wg_weight_comm": _weights_gathered,
+    "wg_act_comm": _activations_moved,
+    "wg_best_n": _best_gathering,
+    "wg_best_comm": _best_gathered_volume,
+    "ws2d_best_mesh": _best_mesh,
+    "ws2d_best_comm": _best_volume,
+}
+"""For each formula that a handful of modules can show: from volumes of layers to what is published and what is found,
+those of the fewest layers first."""
+
+_REMARKS = {"wg_act_comm": "of X and XY; XYZ moves no activations, so N = n is a slip"}
+
+
+def _by_formula(row: str, statement: str, _: str) -> Check:
+    published, predicted = FORMULAS[row](volume)
+    return _check(row, statement, published, predicted, 0.0, _REMARKS.get(row, ""))
 
 
 def _crossover(row: str, statement: str, value: str) -> Check:
     """The largest power of 2 at which 1D still carries no more than the best 2D."""
-    even = [n for n in (4, 8, 16, 32, 64) if volume("ws1d", (n, 1, 1), _BL, _E, _F).total <= _best_x(n, _E, _F)[0]]
+    sizes = (4, 8, 16, 32, 64)
+    even = [n for n in sizes if volume("ws1d", (n, 1, 1), _BL, _E, _F).total <= _best_x(n, _E, _F, volume)[0]]
     return _check(row, statement, float(value), max(even), 0.0)
-
-
-def _best_gathering(row: str, statement: str, _: str) -> Check:
-    """sqrt(BL n / F) is between two of the layouts that there are; at tokens where it is one of them, that is best."""
-    tokens = 16 * 16 * _F // _N
-    found = {n: volume(name, _MESH, tokens, _E, _F).total for name, n in (("wg-x", 4), ("wg-xy", 16), ("wg-xyz", 64))}
-    return _check(row, statement, math.sqrt(tokens * _N / _F), min(found, key=lambda n: found[n]), 0.0)
-
-
-def _best_gathered_volume(row: str, statement: str, _: str) -> Check:
-    tokens = 16 * 16 * _F // _N
-    expected = 4 * _E * math.sqrt(tokens * _F) / math.sqrt(_N)
-    return _check(row, statement, expected, volume("wg-xy", _MESH, tokens, _E, _F).total, 0.0)
 
 
 def _order(row: str, statement: str, _: str) -> Check:
@@ -233,15 +255,8 @@ def _padding(row: str, statement: str, value: str) -> Check:
 
 
 _PREDICTED: dict[str, _Predictor] = {
-    "ws1d_comm": partial(_formula, "ws1d", lambda: 2.0 * _BL * _E, "total"),
-    "ws2d_comm": partial(_formula, "ws2d", lambda: 2.0 * _BL * (_E / 4 + _F / 16), "total"),
-    "ws2d_best_mesh": _best_mesh,
-    "ws2d_best_comm": _best_volume,
+    **dict.fromkeys(FORMULAS, _by_formula),
     "ws2d_beats_ws1d": _crossover,
-    "wg_weight_comm": _weights_gathered,
-    "wg_act_comm": _activations_moved,
-    "wg_best_n": _best_gathering,
-    "wg_best_comm": _best_gathered_volume,
     "fig3": _order,
     "serial_vs_parallel": partial(
         _ratio,

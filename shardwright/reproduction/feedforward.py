@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from shardwright.cost.kernels.work import work_of
+from shardwright.cost.movements.movement import Collective
 from shardwright.cost.programs.resizing import resized
 from shardwright.ir.program import Program
 from shardwright.prediction.programs import compile_text, loaded
@@ -20,6 +22,8 @@ _TYPES = {
 }
 """Types of the residual stream, of the hidden layer, of the stored weights, and of the weights as they are used."""
 
+WEIGHTS = ("w_in", "w_out")
+
 
 @dataclass(frozen=True)
 class Volume:
@@ -33,17 +37,34 @@ class Volume:
         return self.weights + self.activations
 
 
+VolumeOf = Callable[[str, tuple[int, int, int], int, int, int], Volume]
+"""The volume of a layout on a mesh, of so many tokens, E and F: predicted (`volume`), or measured of a module."""
+
+
 def volume(layout: str, mesh: tuple[int, int, int], tokens: int, E: int, F: int) -> Volume:
     """The volume of one layer with two E x F matrices, as the paper's formulas assume, on a mesh X x Y x Z."""
-    program = resized(_program(layout, mesh, E, F), {"L": tokens // _B})
+    return _collectives(layer(layout, mesh, tokens, E, F), lambda collective: collective.nbytes / 2)
+
+
+def received(program: Program) -> Volume:
+    """The bytes that a chip receives by the collectives of a `layer`."""
+    return _collectives(program, lambda collective: float(collective.received))
+
+
+def layer(layout: str, mesh: tuple[int, int, int], tokens: int, E: int, F: int) -> Program:
+    """The explicit program of the layer, whose function is `ffn`."""
+    return resized(_program(layout, mesh, E, F), {"L": tokens // _B})
+
+
+def _collectives(program: Program, figure: Callable[[Collective], float]) -> Volume:
+    """A figure of the collectives, added up over those of weights and those of activations."""
     weights = activations = 0.0
     for work in work_of(program, program.func("ffn")):
         if work.collective is not None:
-            carried = work.collective.nbytes / 2
-            if any(name in ("w_in", "w_out") for name, _ in work.reads):
-                weights += carried
+            if any(name in WEIGHTS for name, _ in work.reads):
+                weights += figure(work.collective)
             else:
-                activations += carried
+                activations += figure(work.collective)
     return Volume(weights, activations)
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from statistics import median
 
 from shardwright.cost.hardware.calibration import Fit, Sample, calibrate, predicted_s
 from shardwright.cost.hardware.constants import DATASHEET, Constants
-from shardwright.cost.movements.movement import duration_text
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located, nearest
-from shardwright.ir.text.table import text_table
 from shardwright.prediction.phases import demands, wanted_of
 from shardwright.prediction.programs import WantedProgram, compiled_text, is_compiled
 from shardwright.reproduction import offload_figures, offload_files, offload_rows, swarm_rows
@@ -21,24 +17,7 @@ from shardwright.reproduction.checks import Check
 from shardwright.reproduction.claims import claims
 from shardwright.reproduction.published_checks import chen, table_1
 from shardwright.reproduction.rows import TABLES, PublishedRow, file_source, published, read_rows
-
-
-@dataclass(frozen=True)
-class RowComparison:
-    """A row beside what was predicted of it, in seconds; `calibrated` says whether its group has fitted constants."""
-
-    row: PublishedRow
-    predicted_s: float
-    datasheet_s: float
-    calibrated: bool
-
-    @property
-    def relative_error(self) -> float:
-        return self.predicted_s / self.row.measured_s - 1
-
-    @property
-    def datasheet_error(self) -> float:
-        return self.datasheet_s / self.row.measured_s - 1
+from shardwright.reproduction.tables import ReproducedTable, RowComparison
 
 
 def sample_of(row: PublishedRow, constants: Constants | None = None) -> Sample:
@@ -107,72 +86,6 @@ FIGURES: Mapping[str, tuple[str, Callable[[], list[Check]]]] = {
 """Figures whose numbers take a search for policies, so that they are not among `all`."""
 
 
-@dataclass(frozen=True)
-class ReproducedTable:
-    """A published table beside predictions: rows of times, or checks of statements."""
-
-    title: str
-    rows: tuple[RowComparison, ...] = ()
-    checks: tuple[Check, ...] = ()
-
-    def __repr__(self) -> str:
-        return self._rows_text() if self.rows else self._checks_text()
-
-    def _checks_text(self) -> str:
-        lines = [
-            (
-                check.row,
-                f"{check.published:.4g}",
-                f"{check.predicted:.4g}",
-                f"{100 * check.relative_error:+.1f} %",
-                "" if check.tolerance is None else f"{100 * check.tolerance:.0f} %",
-                "" if check.tolerance is None else "holds" if check.holds else "fails",
-                check.statement + (f" ({check.remark})" if check.remark else ""),
-            )
-            for check in self.checks
-        ]
-        head = ("", "published", "predicted", "error", "allowed", "", "")
-        held = [check for check in self.checks if check.tolerance is not None]
-        summary = f"{sum(check.holds for check in held)} of {len(held)} hold" if held else _errors_text(self.checks)
-        return "\n".join([self.title, "", *text_table(head, lines, "lrrrrll"), "", summary])
-
-    def _rows_text(self) -> str:
-        lines = [
-            (
-                made.row.name,
-                duration_text(made.row.measured_s),
-                duration_text(made.predicted_s),
-                f"{100 * made.relative_error:+.1f} %",
-                f"{100 * made.datasheet_error:+.1f} %",
-            )
-            for made in self.rows
-        ]
-        head = ("row", "published", "predicted", "error", "datasheet only")
-        groups = dict.fromkeys(made.row.group for made in self.rows)
-        summary: list[str] = []
-        for group in groups:
-            own = [made for made in self.rows if made.row.group == group]
-            errors, sheet = [made.relative_error for made in own], [made.datasheet_error for made in own]
-            how = "calibrated" if own[0].calibrated else "datasheet"
-            summary.append(
-                f"{group}, {len(own)} rows: median error {100 * median_error(errors):.1f} %, largest"
-                f" {100 * max(map(abs, errors)):.1f} % ({how}); datasheet only median {100 * median_error(sheet):.1f} %"
-            )
-        return "\n".join([self.title, "", *text_table(head, lines, "lrrrr"), "", *summary])
-
-
-def _errors_text(checks: Sequence[Check]) -> str:
-    """The line of checks that are only reported: those fitted on, and the others."""
-    lines: list[str] = []
-    for how, calibrated in (("fitted on", True), ("predicted", False)):
-        errors = [check.relative_error for check in checks if check.calibrated == calibrated and check.published]
-        if errors:
-            middle, largest = 100 * median_error(errors), 100 * max(map(abs, errors))
-            rows = "1 row" if len(errors) == 1 else f"{len(errors)} rows"
-            lines.append(f"{rows} {how}: median error {middle:.1f} %, largest {largest:.1f} %")
-    return "\n".join(lines)
-
-
 Progress = Callable[[int, int, str], None]
 """Is told before a program is compiled: its number from 1, of how many, and its name."""
 
@@ -210,7 +123,7 @@ def _said_of(row: PublishedRow) -> Generator[None, None, None]:
         raise fault(found.code, f"{row.name}: {found.message}", row.span, *notes) from None
 
 
-def reproduce(name: str, progress: Progress | None = None) -> list[ReproducedTable]:
+def reproduced(name: str, progress: Progress | None = None) -> list[ReproducedTable]:
     """A table or figure by its name (`d2`, `table_2`, `flexgen-figure-1`), all tables for `all`, or a .csv file's rows,
     whose programs may have to be compiled first, which `progress` is told of.
 
@@ -232,18 +145,13 @@ def reproduce(name: str, progress: Progress | None = None) -> list[ReproducedTab
     made: list[ReproducedTable] = []
     for chosen in names if name == "all" else [key]:
         if chosen in TABLES:
-            made.append(ReproducedTable(TABLES[chosen].title, tuple(compare(published(chosen)))))
+            made.append(ReproducedTable(TABLES[chosen].title, tuple(compare(published(chosen))), name=chosen))
         else:
             title, checks = (CHECKS if chosen in CHECKS else FIGURES)[chosen]
-            made.append(ReproducedTable(title, checks=tuple(checks())))
+            made.append(ReproducedTable(title, checks=tuple(checks()), name=chosen))
     return made
 
 
 def rows_of(name: str) -> list[PublishedRow]:
-    """The rows of times of a table or a .csv file. Raises as `reproduce`."""
-    return [made.row for table in reproduce(name) for made in table.rows]
-
-
-def median_error(errors: Sequence[float]) -> float:
-    """The median of absolute values; 0 of none."""
-    return median(map(abs, errors)) if errors else 0.0
+    """The rows of times of a table or a .csv file. Raises as `reproduced`."""
+    return [made.row for table in reproduced(name) for made in table.rows]

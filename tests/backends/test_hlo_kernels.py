@@ -7,6 +7,7 @@ from math import prod
 
 import pytest
 
+from shardwright.backends.hlo.arguments import argument_bytes, state_bytes
 from shardwright.backends.hlo.kernels import ArrayTraffic, CompiledKernel, CompiledProduct, kernels_of, traffic_of
 from shardwright.backends.hlo.module import parse
 from shardwright.backends.targets.estimates import CompilerRates, estimated_s
@@ -146,3 +147,19 @@ def test_a_reduction_passes_over_what_it_reads() -> None:
 )
 def test_arrays_are_padded_to_their_tiles(type_text: str, nbytes: list[int]) -> None:
     assert [each.nbytes for each in traffic_of(type_text)] == nbytes
+
+
+def test_arguments_have_the_names_that_jax_gave_them_and_their_padded_bytes() -> None:
+    entry = """\
+  %param.1 = s32[4]{0:T(128)} parameter(1), metadata={op_name="state[\\'pos\\']"}
+  %param.0 = bf16[3,16,96]{2,1,0:T(8,128)(2,1)} parameter(0), metadata={op_name="state[\\'k\\']"}
+  %param.2 = bf16[64,96]{1,0} parameter(2), metadata={op_name="weights[\\'w\\']"}
+  ROOT %param.3 = bf16[8] parameter(3)"""
+    module = parse(MODULE.format(fused="  ROOT %a = bf16[512,4608] parameter(0)", entry=entry))
+    assert argument_bytes(module) == {
+        "state['pos']": 128 * 4,
+        "state['k']": 3 * 16 * 128 * 2,
+        "weights['w']": 64 * 96 * 2,
+        "param.3": 16,
+    }
+    assert state_bytes(module) == 128 * 4 + 3 * 16 * 128 * 2

@@ -7,8 +7,9 @@ from dataclasses import asdict
 import pytest
 
 from shardwright.cost.hardware.chips import load_chip
-from shardwright.reproduction.reproduction import RowComparison, compare, fitted, median_error
+from shardwright.reproduction.reproduction import compare, fitted
 from shardwright.reproduction.rows import published
+from shardwright.reproduction.tables import RowComparison, median_error
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Measurements of this machine beside published figures: compiled modules, and small models on its cores."""
