@@ -55,7 +55,7 @@ def capture(
     closed = without_complex(closed, _INLINED)
     reader = _Reader()
     graph = reader.outermost(closed)
-    inputs = [replace(edge, axes=reader.layout(getattr(leaf, "sharding", None), len(edge.shape)))
+    inputs = [reader.with_layout(edge, getattr(leaf, "sharding", None))
               for edge, leaf in zip(_edges(args), jax.tree_util.tree_leaves(args), strict=True)]  # fmt: skip
     results = list(_edges(shapes))
     if len(closed.eqns) == 1 and closed.eqns[0].primitive.name in ("jit", "pjit"):
@@ -161,7 +161,10 @@ class _Reader:
         )  # fmt: skip
 
     def with_layout(self, edge: GraphEdge, sharding: Any) -> GraphEdge:
-        return replace(edge, axes=self.layout(sharding, len(edge.shape)) or edge.axes)
+        axes = self.layout(sharding, len(edge.shape))
+        if axes is None:
+            return edge
+        return replace(edge, axes=axes, unreduced=tuple(sorted(sharding.spec.unreduced)))
 
     def outermost(self, closed: Any) -> Graph:
         graph = self.body(closed)

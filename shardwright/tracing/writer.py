@@ -111,17 +111,20 @@ class GraphWriter:
     def line(self, text: str) -> None:
         self.lines.append("  " * (len(self.loops) + 1) + text)
 
-    def type(self, dtype: str, slots: Sequence[Slot], axes: Layout | None = None, place: str = "") -> str:
-        """The type of a value with these dimensions, split as `axes` says where that is given."""
+    def type(
+        self, dtype: str, slots: Sequence[Slot], axes: Layout | None = None, place: str = "", addends: str = ""
+    ) -> str:
+        """The type of a value with these dimensions, split as `axes` says where that is given; `addends` is what stands
+        after the row."""
         if axes is None or not slots:
-            return f"{dtype_of(dtype)} {self.letters(slots)}?" if slots else dtype_of(dtype)
+            return f"{dtype_of(dtype)} {self.letters(slots)}?" if slots else f"{dtype_of(dtype)} {addends}".rstrip()
         for slot, over in zip(slots, axes, strict=True):
-            if over and len(over) > 1 and self.dimensions.frozen and not self.dimensions.order(slot, over):
+            if over and self.dimensions.frozen and not self.dimensions.order(slot, over):
                 raise untraceable(
                     f"shardings split one dimension over {' '.join(sorted(over))} in two orders", place, "give them one"
                 )
         splits = [None if over is None else axis_set(over) for over in axes]
-        return f"{dtype_of(dtype)} {row_text(map(self.name, slots), splits)}"
+        return f"{dtype_of(dtype)} {row_text(map(self.name, slots), splits)}{addends}"
 
     def put(self, result: Variable, expression: str, order: Sequence[Slot], axes: Sequence[Slot | None] | None = None,
             type_: str = "", stem: str = "") -> None:  # fmt: skip
@@ -318,7 +321,7 @@ def _function(traced: TracedFunction, writer: GraphWriter) -> tuple[list[str], l
         name = writer.fresh("_".join(edge.path[1:]) or own)
         slots = _edge_axes(writer, writer.axes(variable), variable.shape)
         names.append(name)
-        typed.append(f"{name}: {writer.type(variable.dtype, slots, edge.axes)}")
+        typed.append(f"{name}: {writer.type(variable.dtype, slots, edge.axes, addends=edge.addends)}")
         _enter(writer, variable, _before_loops(writer, name, variable.dtype, slots, edge.axes), slots)
     writer.apply(graph)
     results: list[str] = []
@@ -327,7 +330,7 @@ def _function(traced: TracedFunction, writer: GraphWriter) -> tuple[list[str], l
         whole = writer.whole(operand)
         slots = _edge_axes(writer, whole.axes, operand.shape)
         results.append(writer.full(whole, slots, operand.dtype, "_".join(edge.path) or "result"))
-        types.append(writer.type(operand.dtype, slots, edge.axes))
+        types.append(writer.type(operand.dtype, slots, edge.axes, addends=edge.addends))
     returned = f" -> ({', '.join(types)})" if len(types) > 1 else f" -> {types[0]}"
     writer.line(f"return {', '.join(results)}")
     name = traced.name if is_valid_name(traced.name) else f"{traced.name}_v".lower()
