@@ -44,7 +44,7 @@ class StatedShardings:
 
     @staticmethod
     def of(shardings: Source | str) -> StatedShardings:
-        """Those of MLIR text. Raises a `DiagnosticError` where it is of several functions."""
+        """Reads MLIR text. Raises a `DiagnosticError` where it is of several functions."""
         source = shardings if isinstance(shardings, Source) else Source("<shardings>", shardings)
         module, *others = read_shardy(source)
         with located(source):
@@ -54,7 +54,7 @@ class StatedShardings:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What types have no words for, and what was taken in its place."""
+        """Remarks on what types have no words for, and on what was taken in its place."""
         return self.module.notes
 
     def on(self, traced: TracedFunction, *, same_sizes: bool = True) -> TracedFunction:

@@ -79,7 +79,7 @@ class GraphEdge:
 
     @property
     def addends(self) -> str:
-        """What its type has after the row."""
+        """The part of its type after the row."""
         return str(Partial(Reduction.SUM, axis_set(self.unreduced))) if self.unreduced else ""
 
     @property

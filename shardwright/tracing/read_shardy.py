@@ -1,4 +1,4 @@
-"""What a module in MLIR says by Shardy's attributes of where its arguments and results lie."""
+"""Reads where the arguments and results of a module in MLIR lie, by the attributes of Shardy."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
@@ -19,8 +19,8 @@ _AS_TEXT = "jax.jit(f).lower(...).as_text() is such a text, and what `export --a
 
 @dataclass(frozen=True)
 class ArraySharding:
-    """What a module says of an argument or of a result: the mesh axes that split each dimension, most significant
-    first, None where that is left open, and those along which it has still to be summed.
+    """The layout of an argument or of a result: the mesh axes that split each dimension, most significant first,
+    None where that is left open, and those along which it has still to be summed.
 
     `axes` is None where nothing is said. `what` names it in messages.
     """

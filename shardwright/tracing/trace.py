@@ -63,7 +63,7 @@ class Trace:
     not_compared: str = ""
     """Why nothing could be compared, "" where something was."""
     notes: tuple[str, ...] = ()
-    """What the `shardings` say that types have no words for."""
+    """Remarks on what the `shardings` say that types have no words for."""
 
     @property
     def weight_map(self) -> WeightMap:
