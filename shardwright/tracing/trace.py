@@ -64,6 +64,8 @@ class Trace:
     """Why nothing could be compared, "" where something was."""
     notes: tuple[str, ...] = ()
     """Remarks on what the `shardings` say that types have no words for."""
+    slices: Mapping[str, ValueSite] = field(default_factory=dict[str, "ValueSite"], repr=False)
+    """Where the bodies of the function's loops have slices of values, by the names of these."""
 
     @property
     def weight_map(self) -> WeightMap:
@@ -193,7 +195,7 @@ def _trace(
         Counter(_operations(program)), difference, seconds, weights,
         {value.name: edge.name for value, edge in zip(program.weights, traced.weights, strict=True)
          if module is not None and (edge.members or edge.name in module.weights)},
-        made.sites, tuple(made.opaque), compared_at, not_compared, stated.notes if stated else (),
+        made.sites, tuple(made.opaque), compared_at, not_compared, stated.notes if stated else (), made.slices,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ the second time every class of dimensions has its name, and `rename` stands wher
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.ir.names import is_valid_name
@@ -237,17 +237,20 @@ class ValueSite:
     dims: tuple[str | None, ...]
     place: str
     own_name: str
+    begins_body: bool = False
+    """Tells whether it is there at the beginning of a loop's body, the loop being at `place`."""
 
 
 @dataclass(frozen=True)
 class WrittenGraph:
-    """A graph as text: the names of the function's parameters, where the function has the program's values, and what
-    it calls by name."""
+    """A graph as text: the names of the function's parameters, where the function has the program's values, what it
+    calls by name, and where the bodies of its loops have slices of the program's values."""
 
     text: str
     names: list[str]
     sites: dict[str, ValueSite]
     opaque: list[str]
+    slices: dict[str, ValueSite]
 
 
 def written(
@@ -287,14 +290,39 @@ def _written(
     for variable, name in zip(traced.graph.parameters, names, strict=True):
         dims = tuple(None if slot is None else writer.name(slot) for slot in writer.axes(variable))
         sites[name] = ValueSite(variable.number, dims, "", "")
-    for application in traced.graph.applications:
+    slices: dict[str, ValueSite] = {}
+    for name, site in _sites(traced.graph, writer, called):
+        if site.begins_body and name in sites and site.dims != sites[name].dims:
+            slices.setdefault(name, site)
+        else:
+            sites.setdefault(name, site)
+    text = "\n".join([*items, *header, *writer.lines, "}", ""])
+    return WrittenGraph(text, names, sites, list(writer.opaque), slices)
+
+
+def _sites(
+    graph: Graph, writer: GraphWriter, called: Mapping[Hashable, tuple[str, str]]
+) -> Iterator[tuple[str, ValueSite]]:
+    """The values that a graph makes by their names in the program, then those in the bodies of the user's own loops."""
+
+    def site(
+        variable: Variable, place: str, own: str = "", *, begins_body: bool = False
+    ) -> Iterator[tuple[str, ValueSite]]:
+        value = writer.values.get(variable.number)
+        if value is not None and not value.is_number:
+            dims = tuple(None if slot is None else writer.name(slot) for slot in value.axes)
+            yield value.text, ValueSite(variable.number, dims, place, own, begins_body)
+
+    for application in graph.applications:
         for result in application.results:
-            value = writer.values.get(result.number)
-            if value is not None and not value.is_number:
-                dims = tuple(None if slot is None else writer.name(slot) for slot in value.axes)
-                own, place = called.get(result.number, ("", application.place))
-                sites.setdefault(value.text, ValueSite(result.number, dims, place, own))
-    return WrittenGraph("\n".join([*items, *header, *writer.lines, "}", ""]), names, sites, list(writer.opaque))
+            own, place = called.get(result.number, ("", application.place))
+            yield from site(result, place, own)
+    for application in graph.applications:
+        if application.primitive == "scan" and "names" in application.params:
+            body = application.params["body"]
+            for variable, own in zip(body.parameters, application.params["names"], strict=True):
+                yield from site(variable, application.place, own, begins_body=True)
+            yield from _sites(body, writer, called)
 
 
 def _edge_axes(writer: GraphWriter, edge_axes: Sequence[Slot | None], shape: Sequence[int]) -> list[Slot]:
