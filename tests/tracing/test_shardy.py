@@ -353,3 +353,23 @@ def test_names_that_jax_has_for_arguments_are_said() -> None:
     text = part.replace("]>}", "]>} loc(\"p['w']\")")
     with pytest.raises(DiagnosticError, match=r"^f.mlir: error: argument 1 \(p\['w'\]\) is split over a part"):
         demanded(text)
+
+
+def test_orders_of_axes_that_go_together_are_one() -> None:
+    """Two axes here, a third beside them there, and one alone: the dimension has an order in which all are."""
+    import jax
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = jax.sharding.AbstractMesh((2, 2, 2), ("x", "y", "z"))
+
+    def array(*spec: Any) -> Any:
+        return jax.ShapeDtypeStruct((8,), "float32", sharding=NamedSharding(mesh, P(*spec)))
+
+    def total(a: Any, b: Any, c: Any) -> Any:
+        return a + b + c
+
+    made = trace(total, [array(("y", "x")), array(("z", "y")), array("x")])
+    assert "=8 order z y x" in made.text
+    with pytest.raises(DiagnosticError, match="shardings split one dimension over x z in two orders"):
+        trace(total, [array(("y", "x")), array(("z", "y")), array(("x", "z"))])
