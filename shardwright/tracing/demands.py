@@ -182,7 +182,7 @@ class _Demands:
         before, first = self.stored.setdefault(name, (kind, given))
         if before != kind:
             raise unread(
-                f"{given.what} has {name} as {kind}, and {first.what} of a module or place before as {before}",
+                f"{given.what} has {name} as {kind}, and before it {first.what} as {before}",
                 given.span,
                 "weights and state lie alike in all functions",
             )

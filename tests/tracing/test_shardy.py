@@ -373,3 +373,27 @@ def test_orders_of_axes_that_go_together_are_one() -> None:
     assert "=8 order z y x" in made.text
     with pytest.raises(DiagnosticError, match="shardings split one dimension over x z in two orders"):
         trace(total, [array(("y", "x")), array(("z", "y")), array(("x", "z"))])
+
+
+def test_weights_and_state_lie_alike_in_all_modules() -> None:
+    text = """mesh x=2 y=4
+dim B=16 E=32
+weights { w: BE? }
+func f(a: BE?) -> BE? {
+  b = a + w
+  return b
+}
+func g(a: BE?) -> BE? {
+  b = a * w
+  return b
+}
+"""
+    program = load(Source("p.shard", text))
+    written = shardy_text(
+        explicit(load(Source("p.shard", text.replace("w: BE?", "w: B_xE").replace("a: BE?", "a: BE_x"))))
+    )
+    first, second = written.split("// -----\n")
+    assert edges(opt(program, shardings=f"{first}// -----\n{second}"))[0] == ("w", "bf16 B_xE")
+    other = second.replace('[{"x"}, {}]', '[{}, {"x"}]', 1)
+    with pytest.raises(DiagnosticError, match="argument 1 has w as bf16 BE_x, and before it argument 1 as bf16 B_xE"):
+        opt(program, shardings=f"{first}// -----\n{other}")
