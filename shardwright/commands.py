@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from shardwright.cost_tables import Costs
+    from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
     from shardwright.models.importing import ImportedModel
     from shardwright.models.layouts import AttentionOver
@@ -27,13 +28,21 @@ def fmt(text: str, name: str = "<text>") -> str:
     return format_module(parse(Source(name, text)))
 
 
-def opt(program: Program, passes: str) -> Program:
-    """The program after `passes`, as "decompose,place{objective=bytes}". Raises a `DiagnosticError` where one fails."""
+def opt(program: Program, passes: str = "", *, shardings: Source | str | None = None) -> Program:
+    """The program after `passes`, as "decompose,place{objective=bytes}".
+
+    First, the types of weights, state, parameters and results are those of `shardings`, a module in MLIR as
+    `jit(f).lower(...).as_text()` or `export(program, "shardy")` gives it. Raises a `DiagnosticError` where a pass fails
+    or the module is of another program.
+    """
     from shardwright.ir.diagnostics import Source, located
     from shardwright.passes.pipelines import options_from, parse_pipeline, run_passes
+    from shardwright.tracing.demands import with_shardings
 
     with located(Source("passes", passes)):
-        parsed = parse_pipeline(passes)
+        parsed = parse_pipeline(passes) if passes or shardings is None else ()
+    if shardings is not None:
+        program, _ = with_shardings(program, shardings)
     with options_from("passes", passes):
         return run_passes(program, parsed)
 

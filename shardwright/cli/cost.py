@@ -176,6 +176,7 @@ def _of_program(
     args: argparse.Namespace,
 ) -> tuple[list[Cost], GenerationCost | None, dict[str, CompiledCosts]]:
     from shardwright.cli.output import load_program, read_program
+    from shardwright.cost.programs.pipelines import one_stage, pipeline_cost
     from shardwright.cost.programs.program_cost import cost_of
     from shardwright.ir.diagnostics import NOWHERE, fault, located
     from shardwright.ir.elaboration.overrides import check_overrides
@@ -183,7 +184,6 @@ def _of_program(
     from shardwright.ir.verification.completion import complete
     from shardwright.ir.verification.verifier import Level, verify
     from shardwright.prediction.generation import generation_cost
-    from shardwright.prediction.pipelines import one_stage, pipeline_cost
 
     source = read_program(args.file)
     with located(source):

@@ -41,16 +41,19 @@ def execute(args: argparse.Namespace) -> int:
     import sys
 
     from shardwright.cli.output import map_beside, read_program, write_output
-    from shardwright.compiling.compile_program import load
+    from shardwright.compiling.compile_program import load, load_stages
     from shardwright.exporting.export import export
     from shardwright.ir.diagnostics import located
 
     source = read_program(args.file)
     with located(source):
+        given = source, args.mesh, args.dim
+        program, stages = load_stages(*given) if args.to == "vllm" else (load(*given), None)
         exported = export(
-            load(source, args.mesh, args.dim),
+            program,
             args.to,
             weights=map_beside(args.file),
+            stages=stages,
             **choice_of(args),
         )
     write_output(args.output, exported.text)

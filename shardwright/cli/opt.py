@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_choice, add_json, add_output, add_sizes, place_of, warn
+from shardwright.cli.options import (
+    add_choice,
+    add_json,
+    add_output,
+    add_shardings,
+    add_sizes,
+    place_of,
+    print_notes,
+    stated_shardings,
+    warn,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -13,14 +23,18 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE --passes 'a,b{k=v}' [--print-after-all] [--explain] [--timing] [--mesh] [--dim] [-o] [--json]."""
+    """FILE [--shardings FILE.mlir] --passes 'a,b{k=v}' [--print-after-all] [--explain] [--timing] [--mesh] [--dim] [-o]
+    [--json]."""
     parser = subparsers.add_parser(
-        "opt", description="Run passes on a program and print the program that they leave, verified between passes."
+        "opt",
+        description="Run passes on a program and print the program that they leave, verified between passes. With "
+        "--shardings its edges first get the types of a module in MLIR.",
     )
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--passes", metavar="'a,b{k=v}'", help="the passes in their order, with their options")
     what.add_argument("--list-passes", action="store_true", help="print every pass with its options, and end")
     parser.add_argument("file", metavar="FILE", nargs="?", help="a .shard program; - reads standard input")
+    add_shardings(parser)
     parser.add_argument("--print-after-all", action="store_true", help="print the program after each pass")
     parser.add_argument(
         "--explain", action="store_true", help="print why place chose each layout, and the next best, on standard error"
@@ -31,6 +45,13 @@ def add_parser(subparsers: Subparsers) -> None:
     add_output(parser, "OUT.shard")
     add_json(parser)
     parser.check(lambda args: None if args.list_passes or args.file else "the following arguments are required: FILE")
+    parser.check(
+        lambda args: (
+            None
+            if args.passes is not None or args.list_passes or args.shardings
+            else "one of the arguments --passes --list-passes --shardings is required"
+        )
+    )
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -47,6 +68,7 @@ def execute(args: argparse.Namespace) -> int:
         options_from,
         run_passes,
     )
+    from shardwright.tracing.demands import with_shardings
 
     if args.list_passes:
         if args.json:
@@ -67,8 +89,12 @@ def execute(args: argparse.Namespace) -> int:
         warn(trace.proof)
         steps.append(step | ({"placement": trace.proof.as_json()} if trace.proof else {}))
 
-    with located(source), options_from("--passes", args.passes):
+    shardings = stated_shardings(args)
+    with located(source), options_from("--passes", args.passes or ""):
         program = load(source, args.mesh, args.dim, passes)
+        if shardings is not None:
+            program, notes = with_shardings(program, shardings)
+            print_notes(shardings, notes)
         if args.explain:
             from shardwright.searching.next_best import explain
 

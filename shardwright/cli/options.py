@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 if TYPE_CHECKING:
     from shardwright.cost.hardware.chips import Chip
     from shardwright.cost.hardware.constants import Constants
+    from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
     from shardwright.passes.base import Proof
     from shardwright.passes.compiling.place import Place
@@ -397,6 +398,31 @@ def warn(proof: Proof | None) -> None:
 
     for warning in proof.warnings if proof is not None else ():
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def add_shardings(parser: Parser) -> None:
+    """--shardings FILE.mlir: a module in MLIR with Shardy's attributes."""
+    parser.add_argument(
+        "--shardings",
+        metavar="FILE.mlir",
+        help="take the types of arguments and results from a module in MLIR, as Shardy has them: "
+        "jit(f).lower(...).as_text() of JAX, or what `export --as shardy` writes; - reads standard input",
+    )
+
+
+def stated_shardings(args: argparse.Namespace) -> Source | None:
+    """The text of `--shardings`."""
+    from shardwright.cli.output import read_program
+
+    return read_program(args.shardings) if args.shardings else None
+
+
+def print_notes(source: Source | None, notes: Sequence[str]) -> None:
+    """Says on standard error what types have no words for."""
+    import sys
+
+    if source is not None:
+        print("".join(f"{source.name}: note: {note}\n" for note in notes), end="", file=sys.stderr)
 
 
 def add_output(parser: Parser, metavar: str, *, required: bool = False, kind: Callable[[str], str] = str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, add_output, add_sizes
+from shardwright.cli.options import add_json, add_output, add_shardings, add_sizes, print_notes, stated_shardings
 
 if TYPE_CHECKING:
     import argparse
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """FILE.py:FUNCTION [--args FILE.py:ARGS] [--mesh] -o OUT.shard [--json]."""
+    """FILE.py:FUNCTION [--args FILE.py:ARGS] [--shardings FILE.mlir] [--mesh] -o OUT.shard [--json]."""
     parser = subparsers.add_parser(
         "trace",
         description="Write a function of JAX, or a module of PyTorch, as a program, and compare both on random inputs. "
@@ -30,6 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE.py:ARGS",
         help="what returns the tuple of example arguments (default: example_args of FILE.py)",
     )
+    add_shardings(parser)
     add_sizes(parser)
     add_output(parser, "OUT.shard", required=True)
     add_json(parser)
@@ -47,7 +48,9 @@ def execute(args: argparse.Namespace) -> int:
 
     path, _, name = args.function.rpartition(":")
     function, examples = from_file(name, path, args.arguments)
-    traced = trace(function, examples, mesh=args.mesh, name=name)
+    shardings = stated_shardings(args)
+    traced = trace(function, examples, mesh=args.mesh, name=name, shardings=shardings)
+    print_notes(shardings, traced.notes)
     write_output(args.output, traced.text)
     if traced.paths:
         write_output(str(map_path(args.output)), to_json(traced.weight_map))

@@ -17,6 +17,7 @@ from shardwright.ir.diagnostics import DiagnosticError, Note, Source, located
 from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.elaboration.declarations import resolve_declarations
 from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.elaboration.overrides import check_overrides
 from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse, read_source
 from shardwright.ir.text.syntax import MeshItem, Module
@@ -30,6 +31,8 @@ from shardwright.passes.transformations.pad_heads import PadHeads, padded_sizes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from shardwright.cost.programs.pipelines import Stages
 
 
 def load(
@@ -55,6 +58,22 @@ def load(
                 if isinstance(applied, PadHeads):
                     return elaborate(module, mesh, _padded(module, dims, applied.to))
             raise _with_way_out(module, mesh, dims, error) from None
+
+
+def load_stages(
+    source: Source | str, mesh: Mapping[str, int] | None = None, dims: Mapping[str, int] | None = None
+) -> tuple[Program, Stages | None]:
+    """The program of a file or of a `Source`, of which `load` refuses those with pipeline stages: where weights are
+    split along the dimension of a loop, that of one stage, with all layers, and the stages."""
+    from shardwright.cost.programs.pipelines import one_stage
+
+    text = source if isinstance(source, Source) else read_source(source)
+    with located(text):
+        module = parse(text)
+        check_overrides(module, mesh or {}, dims or {})
+        module, stages = one_stage(module, mesh or {})
+        own = {axis: size for axis, size in (mesh or {}).items() if stages is None or axis not in stages.axes}
+        return elaborate(module, own, dims), stages
 
 
 def _padded(module: Module, dims: Mapping[str, int] | None, to: int) -> dict[str, int]:

@@ -29,19 +29,26 @@ MOST_LINES = 12
 @dataclass(frozen=True)
 class SuggestedConstraint:
     """A constraint on a value of the function, at `FILE:LINE`, by the name that it has there (`own_name`, "" within an
-    expression) or else the program's. Without it a chip would receive `saved_bytes` more, as compiled beside the other
-    fixes."""
+    expression) or else the program's; with `begins_body` at the beginning of the body of the loop there. Without it a
+    chip would receive `saved_bytes` more, of all trips, as compiled beside the other fixes."""
 
     value: str
     own_name: str
     spec: str
     source: str
     saved_bytes: int
+    begins_body: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where the line belongs."""
+        place = shown_place(self.source) or "at the beginning"
+        return f"{place}, where its body begins" if self.begins_body else place
 
     @property
     def pasted(self) -> str:
         """The line of JAX."""
-        assigned = f"{self.own_name} = " if self.own_name else ""
+        assigned = f"{self.own_name} = " if self.own_name.isidentifier() else ""
         return f"{assigned}jax.lax.with_sharding_constraint({self.own_name or self.value}, {self.spec})"
 
 
@@ -85,10 +92,7 @@ class Verdict:
         ]
         if self.fixes:
             lines.append(f"with these lines, compiled and counted, it receives {bytes_text(self.fixed_bytes)}:")
-            lines += [
-                f"  {shown_place(fix.source) or 'at the beginning'}: {fix.pasted}, {bytes_text(fix.saved_bytes)} less"
-                for fix in self.fixes
-            ]
+            lines += [f"  {fix.place}: {fix.pasted}, {bytes_text(fix.saved_bytes)} less" for fix in self.fixes]
         elif self.least_bytes < self.received_bytes:
             lines.append("no constraint makes the compiler receive less; shardwright.optimize runs the best program")
         return "\n".join(lines)
@@ -128,9 +132,10 @@ def advise(
     lines: list[TriedConstraint] = []
     if best.bytes < received:
         for each in constraints(func, ProgramEdges(compiled.program).digits(func), parameters=True):
-            site = traced.sites.get(each.value.name)
+            is_slice = each.dims != each.value.shape.names
+            site = (traced.slices if is_slice else traced.sites).get(each.value.name)
             if site is not None:
-                axes = dict(zip((dim.name for dim in each.value.type.dims), each.layout, strict=True))
+                axes = dict(zip(each.dims, each.layout, strict=True))
                 lines.append(
                     TriedConstraint(each.value.name, tuple(axes.get(dim or "", ()) for dim in site.dims), site)
                 )
@@ -174,22 +179,33 @@ def _tried(
     received: int,
     measured: Callable[[Callable[..., Any]], tuple[int, object]],
 ) -> tuple[tuple[SuggestedConstraint, ...], int]:
-    """The lines that together make the compiler receive less, none of them for nothing, and what it receives."""
-    kept, best = list(lines), received
-    if kept:
-        best = measured(constrained(function, args, kept))[0]
-    saved: dict[TriedConstraint, int] = {}
-    for line in lines:
-        without = [each for each in kept if each is not line]
-        count = measured(constrained(function, args, without))[0] if without else received
-        if count <= best:
-            kept, best = without, count
-        else:
-            saved[line] = count - best
+    """The lines that together make the compiler receive less, none of them for nothing, and what it receives.
+
+    Lines are left out one by one, from the first on, until what each of them saves has been counted beside those that
+    stay, and no others.
+    """
+    counts: dict[tuple[int, ...], int] = {(): received}
+
+    def counted(tried: Sequence[TriedConstraint]) -> int:
+        key = tuple(map(id, tried))
+        if key not in counts:
+            counts[key] = measured(constrained(function, args, tried))[0]
+        return counts[key]
+
+    kept, before = list(lines), None
+    while kept != before:
+        before = kept
+        for line in before:
+            without = [each for each in kept if each is not line]
+            if counted(without) <= counted(kept):
+                kept = without
+    best = counted(kept)
     if best >= received:
         return (), received
+    saved = [counted([each for each in kept if each is not line]) - best for line in kept]
     return tuple(
-        SuggestedConstraint(line.value, line.site.own_name, line.spec, line.site.place, saved[line]) for line in kept
+        SuggestedConstraint(line.value, line.site.own_name, line.spec, line.site.place, saving, line.site.begins_body)
+        for line, saving in zip(kept, saved, strict=True)
     ), best
 
 
@@ -215,7 +231,7 @@ def constrained(
         return jax.lax.with_sharding_constraint(value, where[variable]) if variable in where else value
 
     def run(*given: Any) -> Any:
-        results = evaluate_inlined(closed, jax.tree_util.tree_leaves(given), changed)
+        results = evaluate_inlined(closed, jax.tree_util.tree_leaves(given), changed, in_loops=True)
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), results)
 
     run.__name__ = getattr(function, "__name__", "f")

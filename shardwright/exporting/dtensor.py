@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.backends.jax.edges import ProgramEdges
-from shardwright.exporting.engines import Style, styles
+from shardwright.exporting.module_styles import Style, styles
 from shardwright.exporting.stored import Laid, laid_weights, refused
 from shardwright.ir.diagnostics import DiagnosticError
 

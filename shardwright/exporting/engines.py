@@ -1,34 +1,32 @@
 """The settings of serving engines: `transformers`' tensor-parallel plan and vLLM's flags.
 
 An engine splits the heads, feedforward, vocabulary or experts of every weight over some chips, keeps the residual
-stream whole on each of them, and serves other sequences on further groups of chips. For a program, that setting is
+stream whole on each of them, and serves other sequences on further groups of chips; vLLM also cuts layers into stages
+of a pipeline, and caches along their positions. For a program, that setting is
 taken whose own program, with layouts chosen for the rest, has the least predicted time.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.cost.movements.movement import duration_text
-from shardwright.exporting.stored import Laid, laid_weights, refused
+from shardwright.exporting.plain_programs import summed_dims, without_movements
+from shardwright.exporting.stored import refused
+from shardwright.exporting.vllm_flags import Heads, VllmSizes
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.ops.contraction import Contract
-from shardwright.ir.ops.indexing import Lookup
-from shardwright.ir.program import Func, Let, Program, Statement, Value
-from shardwright.ir.types import AnyPartial, Axes, DType, OpenType, Shape, TensorType, ValueType, axis_set
-from shardwright.ir.walk import lets_in, map_program_values, map_sites, rename_operands
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.program import DimInfo, Func, Program, Value
+from shardwright.ir.types import AnyPartial, Axes, OpenType, Shape, TensorType, ValueType, axis_set
+from shardwright.ir.walk import map_program_values
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.objective import Objective
-    from shardwright.ir.walk import Site
-    from shardwright.models.weight_map import WeightMap
-    from shardwright.passes.compiling.found import SearchResult
+    from shardwright.cost.programs.pipelines import Stages
 
 _FASTER = 1.01
 """A setting is named beside the nearest where that takes so many times as long."""
@@ -43,107 +41,111 @@ _FEATURES = ("X", "V", "K", "H", "G", "F")
 @dataclass(frozen=True)
 class EngineSetting:
     """Weights split over the axes `tensor` of the mesh, the experts themselves where `experts`; the batch over the
-    others. A table that tokens alone are looked up in is whole unless `table`."""
+    others. A table that tokens alone are looked up in is whole unless `table`. Caches are split along their positions
+    over `context`, axes of `tensor` that split no heads of theirs. Each of `stages` meshes has its part of the
+    layers."""
 
     tensor: Axes
     experts: bool = False
     table: bool = True
+    context: Axes = ()
+    stages: int = 1
 
     def ways(self, mesh: Mapping[str, int]) -> int:
         """The chips that share each weight."""
         return math.prod(mesh[axis] for axis in self.tensor)
 
-    def text(self, mesh: Mapping[str, int]) -> str:
-        """vLLM's flags for it."""
-        flags = [f"--tensor-parallel-size {self.ways(mesh)}"]
-        if self.copies(mesh) > 1:
-            flags.append(f"--data-parallel-size {self.copies(mesh)}")
-        if self.experts:
-            flags.append("--enable-expert-parallel")
-        return " ".join(flags)
+    def positions(self, mesh: Mapping[str, int]) -> int:
+        """The chips that share the positions of a cache."""
+        return math.prod(mesh[axis] for axis in self.context)
 
     def copies(self, mesh: Mapping[str, int]) -> int:
         """The groups of chips that serve other sequences."""
         return math.prod(mesh.values()) // self.ways(mesh)
 
+    def text(self, mesh: Mapping[str, int]) -> str:
+        """vLLM's flags for it."""
+        sizes = VllmSizes(self.ways(mesh), self.stages, self.copies(mesh), self.positions(mesh), self.experts)
+        return str(sizes)
 
-_ENGINE_CACHES = {DType.F8E4M3: "fp8_e4m3", DType.F8E5M2: "fp8_e5m2"}
-"""vLLM's names of what caches are kept in; it has no integers there."""
 
+@dataclass(frozen=True)
+class Candidate:
+    """A setting of an engine, the explicit program found under it, and its predicted time."""
 
-def format_flags(program: Program) -> str:
-    """vLLM's flags for numbers of 8 bits, each after a space.
+    setting: EngineSetting
+    program: Program
+    time_s: float
 
-    Raises a `DiagnosticError` for formats that it has none for.
-    """
-    weights = {value.type.dtype for value in program.weights}
-    caches = {value.type.dtype for value in program.state}
-    for what, held, way_out in (
-        ("weights", weights, "export the program before quantize-weights, or with its floats and products"),
-        ("a cache", caches, "import it with --cache-format f8e4m3"),
-    ):
-        for dtype in sorted(held & {DType.INT8, DType.INT4}):
-            raise refused(f"vLLM has no flag for {what} in {dtype}", way_out)
-    flags = [f" --kv-cache-dtype {_ENGINE_CACHES[dtype]}" for dtype in sorted(caches & set(_ENGINE_CACHES))]
-    return "".join([*([" --quantization fp8"] if DType.F8E4M3 in weights else []), *flags])
+    @property
+    def text(self) -> str:
+        """vLLM's flags for it."""
+        return self.setting.text(self.program.mesh)
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """The setting of an engine that comes nearest to a program, with the program found under it, and the predicted
-    seconds of the program's own layouts; `fastest` is the best of all settings."""
+    """The setting of an engine that comes nearest to a program on a chip, and the predicted seconds of the program's
+    own layouts; `fastest` is the best of all settings, `apart` says what the nearest cannot have."""
 
-    setting: EngineSetting
-    found: SearchResult
+    nearest: Candidate
     own_s: float
-    fastest: EngineSetting
-    fastest_s: float
+    fastest: Candidate
+    chip: str
+    apart: str = ""
+
+    @property
+    def setting(self) -> EngineSetting:
+        return self.nearest.setting
 
     @property
     def loss(self) -> float:
         """The share of time that the setting takes beyond the program's own layouts."""
-        return self.found.objective_s / self.own_s - 1
+        return self.nearest.time_s / self.own_s - 1
 
     def __str__(self) -> str:
-        chip, mesh = self.found.objective.chip.name, self.found.placed.mesh
         said = (
             f"the nearest setting takes {abs(100 * self.loss):.1f} % {'more' if self.loss >= 0 else 'less'} time than "
-            f"these layouts: {duration_text(self.found.objective_s)} for {duration_text(self.own_s)} on "
-            f"{'the reference chip' if chip == 'reference' else chip}"
+            f"these layouts: {duration_text(self.nearest.time_s)} for {duration_text(self.own_s)} on "
+            f"{'the reference chip' if self.chip == 'reference' else self.chip}{self.apart}"
         )
-        if self.fastest_s > self.found.objective_s / _FASTER:
+        if self.fastest.time_s > self.nearest.time_s / _FASTER:
             return said
-        return f"{said}; {self.fastest.text(mesh)} would take {duration_text(self.fastest_s)}"
+        return f"{said}; {self.fastest.text} would take {duration_text(self.fastest.time_s)}"
 
 
 def nearest(
-    program: Program, own: Program, objective: Objective, *, as_plan: bool = False, tied: bool = False
+    program: Program,
+    own: Program,
+    objective: Objective,
+    *,
+    as_plan: bool = False,
+    tied: bool = False,
+    stages: Stages | None = None,
 ) -> Nearest:
     """The engine's setting for a surface program whose explicit form is `own`: of those that fit on the chip the one
     under which a chip holds as much of the weights and of the state as in the program, and of these the fastest.
 
-    With `as_plan` only what `transformers` splits: one group of chips, heads of keys and values that each chip has for
-    itself, and no table that the output shares (`tied`). Raises a `DiagnosticError` where no setting fits the sizes and
-    the memory of the chip.
+    With `stages` both are of one stage of a pipeline that has all layers (`cost.programs.pipelines`). With `as_plan`
+    only what `transformers` splits: one group of chips, heads of keys and values that each chip has for itself, no
+    cache split along positions, and no table that the output shares (`tied`). Raises a `DiagnosticError` where no
+    setting fits the sizes and the memory of the chip.
     """
-    from shardwright.cost.programs.program_cost import cost_of
-    from shardwright.passes.compiling.choosing import search
-
     plain = replace(program, funcs=tuple(without_movements(program, func) for func in program.funcs))
-    found: list[tuple[tuple[float, int, float], EngineSetting, SearchResult]] = []
+    bases: list[tuple[Program, Stages | None]] = [(plain, stages)]
+    if stages is not None:  # the same without stages, over all chips
+        bases.append((replace(plain, mesh=Mesh((*stages.axes.items(), *plain.mesh.sizes))), None))
+    found: list[Candidate] = []
     first: DiagnosticError | None = None
-    for setting in _settings(program, tables=(True, False) if as_plan and not tied else (True,)):
-        if as_plan and setting.copies(program.mesh) > 1:
-            continue
-        made = under(plain, setting, whole_heads=as_plan, whole_tables=as_plan and tied)
-        if made is None:
-            continue
-        try:
-            best = search(made, objective, _SECONDS)
-        except DiagnosticError as error:
-            first = first or error
-            continue
-        found.append(((*_distance(own, made), best.objective_s), setting, best))
+    for base, apart in bases:
+        for setting in _settings(base, 1 if apart is None else apart.count, as_plan=as_plan, tied=tied):
+            made = under(base, setting, whole_heads=as_plan, whole_tables=as_plan and tied)
+            if made is None:
+                continue
+            try:
+                found.append(_candidate(made, setting, objective, apart))
+            except DiagnosticError as error:
+                first = first or error
     if not found:
         why = f": {first.diagnostics[0].message}" if first else ""
         raise refused(
@@ -151,55 +153,114 @@ def nearest(
             f"not divide, or it does not fit{why}",
             "other chips: --chip, --mesh",
         )
-    _, setting, best = min(found, key=lambda each: each[0])
-    _, fastest, fast = min(found, key=lambda each: each[2].objective_s)
-    costs = (cost_of(own, func, objective.chip, objective.constants) for func in own.funcs)
-    own_s = sum(objective.count(cost.func) * cost.time_s for cost in costs)
-    return Nearest(setting, best, own_s, fastest, fast.objective_s)
+    near = min(found, key=lambda each: (*_distance(own, each, stages), each.time_s))
+    fastest = min(found, key=lambda each: each.time_s)
+    own_s = time_of(own, objective, stages)
+    return Nearest(near, own_s, fastest, objective.chip.name, "" if as_plan else _apart(own, near))
 
 
-def _distance(own: Program, made: Program) -> tuple[float, int]:
+def time_of(program: Program, objective: Objective, stages: Stages | None = None) -> float:
+    """The predicted seconds of an explicit program's functions, as often as they are called. Of a pipeline as many
+    micro-batches are in flight as there are stages, where the batch divides."""
+    from shardwright.cost.programs.pipelines import micro_batches, pipeline_cost
+    from shardwright.cost.programs.program_cost import cost_of
+
+    chip, constants = objective.chip, objective.constants
+    if stages is None:
+        costs = [cost_of(program, func, chip, constants) for func in program.funcs]
+    else:
+        M = micro_batches(program, stages)
+        costs = [pipeline_cost(program, func, stages, M, chip, constants) for func in program.funcs]
+    return sum(objective.count(cost.func) * cost.time_s for cost in costs)
+
+
+def _candidate(made: Program, setting: EngineSetting, objective: Objective, stages: Stages | None) -> Candidate:
+    from shardwright.cost.programs.pipelines import layers_of_stage, with_all_layers
+    from shardwright.passes.compiling.choosing import search
+
+    if stages is None:
+        best = search(made, objective, _SECONDS)
+        return Candidate(setting, best.program, best.objective_s)
+    program = with_all_layers(search(layers_of_stage(made, stages), objective, _SECONDS).program, stages)
+    return Candidate(setting, program, time_of(program, objective, stages))
+
+
+def _distance(own: Program, made: Candidate, stages: Stages | None) -> tuple[float, int]:
     """How far a chip's share of weights and of state is from the program's, and how many of them lie elsewhere."""
+    layers, own_stages = ("", 1) if stages is None else (stages.dim, stages.count)
     apart = 0.0
-    for before, after in ((own.weights, made.weights), (own.state, made.state)):
-        held, holds = (sum(value.concrete.local_bytes(own.mesh) for value in values) for values in (before, after))
+    for before, after in ((own.weights, made.program.weights), (own.state, made.program.state)):
+        held, holds = (
+            sum(
+                value.concrete.local_bytes(program.mesh) / (count if layers in value.shape.names else 1)
+                for value in values
+            )
+            for values, program, count in ((before, own, own_stages), (after, made.program, made.setting.stages))
+        )
         apart += abs(math.log(holds / held)) if held else 0.0
-    pairs = zip((*own.weights, *own.state), (*made.weights, *made.state), strict=True)
-    return round(apart, 3), sum(before.type != after.type for before, after in pairs)
+    pairs = zip((*own.weights, *own.state), (*made.program.weights, *made.program.state), strict=True)
+    moved = own_stages != made.setting.stages
+    differ = sum(before.type != after.type or (moved and layers in before.shape.names) for before, after in pairs)
+    return round(apart, 3), differ
 
 
-def _settings(program: Program, tables: Sequence[bool]) -> Iterator[EngineSetting]:
+def _apart(own: Program, near: Candidate) -> str:
+    """Why the positions of caches are split over fewer chips than in the program, where vLLM's rules say so."""
+    over = max((math.prod(own.mesh[axis] for axis in value.concrete.split("T")) for value in caches(own)), default=1)
+    if over <= near.setting.positions(near.program.mesh):
+        return ""
+    rule = heads_of(own).broken_rule(over, near.setting.ways(near.program.mesh))
+    return f"; it splits positions of caches over no {over} chips: {rule}" if rule else ""
+
+
+def _settings(program: Program, stages: int, *, as_plan: bool, tied: bool) -> Iterator[EngineSetting]:
+    """All that are tried on a mesh, of which there are so many."""
     mesh = program.mesh
     has_experts = any("X" in value.shape.names for value in program.weights)
     for count in range(len(mesh), -1, -1):
         for tensor in combinations(mesh.axes, count):
-            experts = (False, True) if has_experts and tensor else (False,)
-            yield from (
-                EngineSetting(tensor, each, table) for each in experts for table in (tables if tensor else (True,))
-            )
+            plain = EngineSetting(tensor, stages=stages)
+            if (as_plan and plain.copies(mesh) > 1) or not heads_of(program).divide(plain.ways(mesh)):
+                continue
+            for experts in (False, True) if has_experts and tensor else (False,):
+                for table in (True, False) if as_plan and tensor and not tied else (True,):
+                    for context in [()] if as_plan else _contexts(program, plain):
+                        yield replace(plain, experts=experts, table=table, context=context)
+
+
+def _contexts(program: Program, setting: EngineSetting) -> list[Axes]:
+    """The axes that may split positions of caches: of those that split no heads of theirs the first, one or several, as
+    far as vLLM does it."""
+    left: list[Axes] = []
+    for cache in caches(program):
+        split = _weight_splits(cache.shape, setting, program.mesh, whole_heads=False) or {}
+        left.append(tuple(axis for axis in setting.tensor if not any(axis in axes for axes in split.values())))
+    made: list[Axes] = [()]
+    for count in range(1, 1 + len(min(left, key=len, default=()))):
+        context = min(left, key=len)[:count]
+        over = program.mesh.product(context)
+        if over > 1 and not heads_of(program).broken_rule(over, setting.ways(program.mesh)):
+            made.append(context)
+    return made
+
+
+def caches(program: Program) -> list[Value]:
+    """The state that has a position of every sequence."""
+    return [value for value in program.state if {"B", "T"}.issubset(value.shape.names)]
+
+
+def heads_of(program: Program) -> Heads:
+    """The heads of a program's attention, one of keys and values where its caches have no dimension for them."""
+
+    def heads(value: Value) -> int:
+        own = [dim.size for dim in value.shape.dims if dim.name in ("K", "H", "G")]
+        return math.prod(own) if own else 0
+
+    keys = max(map(heads, caches(program)), default=0)
+    return Heads(max(map(heads, program.weights), default=0), keys or 1)
 
 
 # ---------------------------------------------------------------- a program under a setting
-
-
-def without_movements(program: Program, func: Func) -> Func:
-    """A function without its collectives and slices: what they move is used where it lies."""
-    names: dict[str, str] = {}
-
-    def kept(site: Site) -> Sequence[Statement]:
-        statement = site.statement
-        if isinstance(statement, Let) and statement.operation.keyword in _PLAIN:
-            operand = str(statement.operands[0])
-            names[statement.result.name] = names.get(operand, operand)
-            return ()
-        return (statement,)
-
-    made = map_sites(program, func, kept)
-    body = tuple(rename_operands(statement, names) for statement in made.body)
-    return replace(made, body=body, returns=tuple(names.get(name, name) for name in made.returns))
-
-
-_PLAIN = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice", "permute")
 
 
 def under(
@@ -211,7 +272,8 @@ def under(
     others = tuple(axis for axis in mesh.axes if axis not in setting.tensor)
     batch = math.prod(mesh[axis] for axis in others)
     failed: list[str] = []
-    tables = () if setting.table else [name for name, summed in _summed(program).items() if not summed]
+    cached = caches(program)
+    tables = () if setting.table else [name for name, summed in summed_dims(program).items() if not summed]
 
     def stored(value: Value) -> Value:
         shape = value.shape
@@ -222,6 +284,11 @@ def under(
             return value
         if "B" in shape.names:
             split["B"] = others
+        if value in cached:
+            split["T"] = setting.context
+        if any(shape.size(dim) % mesh.product(axes) for dim, axes in split.items()):
+            failed.append(value.name)
+            return value
         return replace(value, type=_laid(shape, split))
 
     def inside(func: Func | None, value: Value) -> Value:
@@ -233,8 +300,17 @@ def under(
         is_edge = any(value.name == each.name for each in func.params)
         return replace(value, type=_inner(value.shape, others, edge=is_edge))
 
+    program = replace(program, dims=tuple(_dealt(dim, setting, mesh) for dim in program.dims))
     made = map_program_values(program, inside, lambda _, kind: _inner(kind.shape, others, edge=True))
     return None if failed else made
+
+
+def _dealt(dim: DimInfo, setting: EngineSetting, mesh: Mesh) -> DimInfo:
+    """Positions in the order in which vLLM deals them out, one after the other."""
+    over = setting.positions(mesh)
+    if dim.name != "T" or dim.size % over:
+        return dim
+    return replace(dim, order=(dim.size // over, *setting.context) if over > 1 else None)
 
 
 def _inner(shape: Shape, others: Axes, *, edge: bool) -> ValueType:
@@ -274,102 +350,3 @@ def _weight_splits(
     if dims and left and (whole_heads or not heads_alone):
         return None
     return made
-
-
-# ---------------------------------------------------------------- styles of modules
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a module is parallelized: the words of `transformers` and the call of PyTorch."""
-
-    transformers: str
-    torch: str
-
-
-COLWISE = Style("colwise", "ColwiseParallel()")
-ROWWISE = Style("rowwise", "RowwiseParallel()")
-_TABLE = Style("embedding_rowwise", "RowwiseParallel(input_layouts=Replicate())")
-_HEAD = Style("colwise_gather_output", "ColwiseParallel(output_layouts=Replicate())")
-
-
-def styles(program: Program, laid: Sequence[Laid], tensor: Axes) -> dict[str, Style]:
-    """The style of each module whose weights are split over `tensor`, by its name, `*` for the number of a layer.
-
-
-    Raises a `DiagnosticError` for a weight that lies as no style has it.
-    """
-    summed = _summed(program)
-    made: dict[str, Style] = {}
-    for each in laid:
-        if not any(each.axes):
-            continue
-        kind = each.name.rpartition(".")[2]
-        style = _style(each, summed.get(each.weight), tensor)
-        if kind not in ("weight", "bias") or style is None or "expert" in each.counts:
-            lies = " ".join(f"{''.join(axes) or '-'}" for axes in each.axes)
-            raise refused(
-                f"{each.weight}: {each.name} lies as no style of a module has it, its dimensions over {lies}",
-                "the layouts of megatron have styles: import --layout megatron",
-            )
-        for module in (name.rpartition(".")[0] for name in each.patterns(laid)):
-            if made.setdefault(module, style) != style:
-                raise refused(f"{each.weight}: {module} is parallelized in two ways", "give its weights one layout")
-    return made
-
-
-def _style(laid: Laid, summed: frozenset[str] | None, tensor: Axes) -> Style | None:
-    split = [dim for dim, axes in enumerate(laid.axes) if axes]
-    if len(split) != 1 or set(laid.axes[split[0]]) != set(tensor):
-        return None
-    if summed is None:  # a bias, or a norm: cut with the columns of its module
-        return COLWISE if len(laid.axes) == 1 and laid.name.endswith(".bias") else None
-    if not summed:
-        return _TABLE if split == [0] else None
-    if "V" in laid.dims:
-        return _HEAD if split == [0] else None
-    columns = [not summed.intersection(group) for group in laid.groups]
-    if columns != [True, False]:
-        return None  # stored the other way round, as GPT-2's Conv1D
-    return COLWISE if split == [0] else ROWWISE
-
-
-def _summed(program: Program) -> dict[str, frozenset[str]]:
-    """For each weight of a product the dimensions that it sums, none for a table that is only looked up."""
-    made: dict[str, frozenset[str]] = {}
-    tables: set[str] = set()
-    weights = {value.name for value in program.weights}
-    for func in program.funcs:
-        for let in lets_in(without_movements(program, func).body):
-            read = weights.intersection(map(str, let.operands))
-            if isinstance(let.operation, Contract):
-                made.update(dict.fromkeys(read, frozenset(let.operation.dims)))
-            elif isinstance(let.operation, Lookup):
-                tables |= read
-    return {name: frozenset[str]() for name in tables} | made
-
-
-# ---------------------------------------------------------------- what is written
-
-
-def plan_text(near: Nearest, mapping: WeightMap) -> str:
-    """The tensor-parallel plan of `transformers` as JSON, by the names that `config.base_model_tp_plan` takes: those of
-    the base model, without the head, which `transformers` splits of itself."""
-    program = near.found.program
-    experts = {name for name, entry in mapping.entries.items() if "{expert}" in entry.tensor}
-    others = replace(program, weights=tuple(value for value in program.weights if value.name not in experts))
-    laid = laid_weights(others, ProgramEdges(program), mapping)
-    made = {name: style.transformers for name, style in styles(program, laid, near.setting.tensor).items()}
-    if experts and near.setting.tensor:
-        block = next(mapping.entries[name].tensor for name in sorted(experts)).partition("{layer}")[0] + "*.mlp.experts"
-        words = _EXPERTS if near.setting.experts else _FEATURES_OF_EXPERTS
-        made |= {f"{block}{part}": word for part, word in words.items()}
-    stem = (
-        next((name.partition("*")[0].rpartition(".")[0] for name in made if "*" in name), "").rpartition(".")[0] + "."
-    )
-    return json.dumps({n.removeprefix(stem): word for n, word in made.items() if n.startswith(stem)}, indent=2) + "\n"
-
-
-_EXPERTS = {".gate_up_proj": "grouped_gemm", ".down_proj": "grouped_gemm", "": "ep_dispatch_experts"}
-_FEATURES_OF_EXPERTS = {".gate_up_proj": "packed_colwise", ".down_proj": "rowwise", "": "moe_tp_experts"}
-"""The parts of a module of experts, whose weights `transformers` stacks, and the style of each."""

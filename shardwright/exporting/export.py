@@ -10,6 +10,7 @@ from shardwright.ir.diagnostics import NOWHERE, fault
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.objective import Objective
+    from shardwright.cost.programs.pipelines import Stages
     from shardwright.exporting.engines import Nearest
     from shardwright.ir.program import Program
     from shardwright.models.weight_map import WeightMap
@@ -37,22 +38,27 @@ def export(
     objective: str = "time",
     calls: Mapping[str, float] | None = None,
     solver: str = "auto",
+    stages: Stages | None = None,
 ) -> Exported:
     """A program with its layouts, chosen as `explicit` says where they are open, for another tool.
 
     `to` is one of `FORMATS`: "jax" PartitionSpecs and lines to paste, "dtensor" placements and a plan for
     `parallelize_module`, "hf-tp-plan" JSON for `transformers`, "vllm" flags, "shardy" MLIR, "model-explorer" JSON. With
     `weights`, the mapping that `import_checkpoint` writes, weights go by the names and shapes of their checkpoint.
-    Engines have few settings: the nearest is taken, with what it takes beyond the program (`Exported.nearest`).
+    Engines have few settings: the nearest is taken, with what it takes beyond the program (`Exported.nearest`). With
+    `stages` the program is one stage of a pipeline, with all layers, as `load_stages` gives it; for vLLM alone.
     Raises a `DiagnosticError` where the tool has no equivalent.
     """
     from shardwright.compiling.compile_program import explicit
+    from shardwright.cost.programs.pipelines import layers_of_stage, with_all_layers
 
     if to not in FORMATS:
         raise fault("unknown-format", f"no format is called {to}; there are {', '.join(FORMATS)}", NOWHERE)
-    made = explicit(program, objective=objective, chip=chip, calls=calls, solver=solver)
+    own = program if stages is None else layers_of_stage(program, stages)
+    made = explicit(own, objective=objective, chip=chip, calls=calls, solver=solver)
+    made = made if stages is None else with_all_layers(made, stages)
     if to in ("hf-tp-plan", "vllm"):
-        return _for_engine(program, made, to, weights, _objective(program, chip, calls, solver))
+        return _for_engine(program, made, to, weights, _objective(program, chip, calls, solver), stages)
     if to == "jax":
         from shardwright.exporting.jax_specs import jax_text
 
@@ -78,8 +84,12 @@ def _objective(program: Program, chip: str, calls: Mapping[str, float] | None, s
     return Objective(found, found.constants, dict(calls or {}), solver)
 
 
-def _for_engine(program: Program, made: Program, to: str, weights: WeightMap | None, wanted: Objective) -> Exported:
-    from shardwright.exporting.engines import format_flags, nearest, plan_text
+def _for_engine(
+    program: Program, made: Program, to: str, weights: WeightMap | None, wanted: Objective, stages: Stages | None
+) -> Exported:
+    from shardwright.exporting.engines import nearest
+    from shardwright.exporting.module_styles import plan_text
+    from shardwright.exporting.vllm_flags import format_flags
 
     if weights is None:
         raise fault(
@@ -91,6 +101,6 @@ def _for_engine(program: Program, made: Program, to: str, weights: WeightMap | N
     plan = to == "hf-tp-plan"
     flags = "" if plan else format_flags(program)
     tied = not any("V" in entry.dims and name != "embed" for name, entry in weights.entries.items())
-    near = nearest(program, made, wanted, as_plan=plan, tied=tied)
-    text = plan_text(near, weights) if plan else near.setting.text(program.mesh) + flags + "\n"
+    near = nearest(program, made, wanted, as_plan=plan, tied=tied, stages=stages)
+    text = plan_text(near, weights) if plan else near.nearest.text + flags + "\n"
     return Exported(text, near)

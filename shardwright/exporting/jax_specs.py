@@ -11,7 +11,7 @@ from shardwright.backends.jax.source_text import axes_text
 from shardwright.exporting.stored import laid_weights
 from shardwright.ir.ops.contraction import Contract
 from shardwright.ir.ops.movements import Movement
-from shardwright.ir.program import Let
+from shardwright.ir.program import Let, Loop
 from shardwright.ir.types import TensorType
 from shardwright.ir.walk import lets_in
 
@@ -81,6 +81,8 @@ class Constraint:
     value: Value
     layout: tuple[Axes, ...]
     contraction: bool
+    dims: tuple[str, ...]
+    """Those of the layout; of the slice that a loop's body has of the value, fewer than the value's."""
 
     @property
     def spec(self) -> str:
@@ -98,12 +100,13 @@ def constraints(func: Func, digits: Digits, *, parameters: bool = False) -> Iter
     """The values that movements take elsewhere, each with where it ends, in blocks.
 
     A value that goes to several places has the first: it is the one whose layout its statement is given. With
-    `parameters` those that go elsewhere at once are among them.
+    `parameters` those that go elsewhere at once are among them, what loops carry and slices of values too.
     """
     lets = list(lets_in(func.body))
     made = {value.name: let for let in lets for value in let.results}
     moved_on = {operand for let in lets if isinstance(let.operation, Movement) for operand in let.operands}
-    given = {value.name: value for value in func.params} if parameters else {}
+    carried = [carry.value for loop, _ in func.walk() if isinstance(loop, Loop) for carry in loop.carries]
+    given = {value.name: value for value in (*func.params, *carried)} if parameters else {}
     done: set[str] = set()
     for let in lets:
         if not isinstance(let.operation, Movement) or let.result.name in moved_on:
@@ -118,6 +121,9 @@ def constraints(func: Func, digits: Digits, *, parameters: bool = False) -> Iter
             continue
         if kind.partial or not all(digits.is_contiguous(kind, dim.name) for dim in kind.dims if kind.split(dim.name)):
             continue
+        if not parameters and kind.names != source.shape.names:
+            continue
         done.add(source.name)
         layout = tuple(digits.ordered_axes(kind, dim.name) for dim in kind.dims)
-        yield Constraint(source, layout, let_before is not None and isinstance(let_before.operation, Contract))
+        is_product = let_before is not None and isinstance(let_before.operation, Contract)
+        yield Constraint(source, layout, is_product, kind.names)

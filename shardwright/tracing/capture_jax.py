@@ -55,7 +55,7 @@ def capture(
     closed = without_complex(closed, _INLINED)
     reader = _Reader()
     graph = reader.outermost(closed)
-    inputs = [replace(edge, axes=reader.layout(getattr(leaf, "sharding", None), len(edge.shape)))
+    inputs = [reader.with_layout(edge, getattr(leaf, "sharding", None))
               for edge, leaf in zip(_edges(args), jax.tree_util.tree_leaves(args), strict=True)]  # fmt: skip
     results = list(_edges(shapes))
     if len(closed.eqns) == 1 and closed.eqns[0].primitive.name in ("jit", "pjit"):
@@ -108,9 +108,11 @@ def origins(closed: Any) -> dict[int, Any]:
     return reader.origins
 
 
-def evaluate_inlined(closed: Any, args: Sequence[Any], change: Callable[[Any, Any], Any]) -> list[Any]:
+def evaluate_inlined(
+    closed: Any, args: Sequence[Any], change: Callable[[Any, Any], Any], *, in_loops: bool = False
+) -> list[Any]:
     """The results of a jaxpr, with the calls inlined that a graph has inlined; `change` is given each variable and its
-    value, and says what goes on in its place."""
+    value, and says what goes on in its place. With `in_loops` also those in the bodies of scans."""
     from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
     jaxpr = getattr(closed, "jaxpr", closed)
@@ -125,7 +127,10 @@ def evaluate_inlined(closed: Any, args: Sequence[Any], change: Callable[[Any, An
         primitive = equation.primitive.name
         if primitive in _INLINED:
             operands = [value(atom) for atom in equation.invars]
-            results = evaluate_inlined(equation.params[_INLINED[primitive]], operands, change)
+            inner = equation.params[_INLINED[primitive]]
+            results = evaluate_inlined(inner, operands, change, in_loops=in_loops)
+        elif primitive == "scan" and in_loops:
+            results = _scanned(equation.params, [value(atom) for atom in equation.invars], change)
         else:
             given = list(dict.fromkeys(atom for atom in equation.invars if not isinstance(atom, Literal)))
             alone = jaxpr.replace(
@@ -134,6 +139,24 @@ def evaluate_inlined(closed: Any, args: Sequence[Any], change: Callable[[Any, An
             results = jaxpr_as_fun(ClosedJaxpr(alone, ()))(*(known[atom] for atom in given))
         known.update((v, change(v, result)) for v, result in zip(equation.outvars, results, strict=True))
     return [value(atom) for atom in jaxpr.outvars]
+
+
+def _scanned(params: Mapping[str, Any], operands: Sequence[Any], change: Callable[[Any, Any], Any]) -> list[Any]:
+    """The results of a scan, its body as `evaluate_inlined` has it."""
+    import jax
+
+    n_consts, n_carry = params["num_consts"], params["num_carry"]
+    consts, xs = operands[:n_consts], operands[n_consts + n_carry :]
+
+    def body(carry: Any, slices: Any) -> Any:
+        made = evaluate_inlined(params["jaxpr"], (*consts, *carry, *slices), change, in_loops=True)
+        return tuple(made[:n_carry]), tuple(made[n_carry:])
+
+    carried, stacked = jax.lax.scan(
+        body, tuple(operands[n_consts : n_consts + n_carry]), tuple(xs), params["length"], params["reverse"],
+        params["unroll"],
+    )  # fmt: skip
+    return [*carried, *stacked]
 
 
 class _Reader:
@@ -161,7 +184,10 @@ class _Reader:
         )  # fmt: skip
 
     def with_layout(self, edge: GraphEdge, sharding: Any) -> GraphEdge:
-        return replace(edge, axes=self.layout(sharding, len(edge.shape)) or edge.axes)
+        axes = self.layout(sharding, len(edge.shape))
+        if axes is None:
+            return edge
+        return replace(edge, axes=axes, unreduced=tuple(sorted(sharding.spec.unreduced)))
 
     def outermost(self, closed: Any) -> Graph:
         graph = self.body(closed)
@@ -247,6 +273,8 @@ class _Reader:
                     "jaxpr": params["body_jaxpr"], "length": length, "num_consts": n_body,
                     "num_carry": len(operands) - n_body, "reverse": False,
                 }  # fmt: skip
+            if equation.primitive.name == "scan":
+                params["names"] = _argument_names(params["jaxpr"].jaxpr)
             if primitive == "scan":
                 params["body"] = self.body(params.pop("jaxpr"))
             if primitive == "cond":
@@ -256,6 +284,12 @@ class _Reader:
             known.update(zip(equation.outvars, results, strict=True))
             graph.applications.append(Application(primitive, operands, params, results, place(equation), frames))
         return [operand(v) for v in jaxpr.outvars]
+
+
+def _argument_names(jaxpr: Any) -> tuple[str, ...]:
+    """The names that the user's function has for the arguments of a body, `l['up']` say; "" for what it closes over."""
+    names = getattr(jaxpr.debug_info, "arg_names", None) or ()
+    return tuple(str(name or "") for name in names) if len(names) == len(jaxpr.invars) else ("",) * len(jaxpr.invars)
 
 
 def _computed(equation: Any, operands: Sequence[Operand]) -> Constant | None:

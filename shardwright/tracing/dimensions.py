@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
-from itertools import count
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import count, pairwise
 
 from shardwright.tracing.graph import Variable
 
@@ -26,7 +27,8 @@ class Dimensions:
         self.inside: dict[Slot, set[Hashable]] = {}
         self.hints: list[tuple[int, Slot, str]] = []
         self.names: dict[Slot, str] = {}
-        self.orders: dict[str, tuple[str, ...]] = {}
+        self.orders: dict[str, dict[tuple[str, ...], None]] = {}
+        """The axes that types split each class over, by its name, most significant first."""
         self.pieces: list[tuple[Slot, tuple[Slot, ...]]] = []
         self.frozen = False
 
@@ -151,12 +153,33 @@ class Dimensions:
         return next(name for n in count(1) if (name := letter if n == 1 else f"{letter}{n}") not in used)
 
     def order(self, slot: Slot, axes: Sequence[str]) -> bool:
-        """Declares the axes that split the class of a slot, most significant first; False where another order is."""
-        return self.orders.setdefault(self.name(slot), tuple(axes)) == tuple(axes)
+        """Declares the axes that split the class of a slot, most significant first; False where they do not go with
+        those declared before."""
+        lists = self.orders.setdefault(self.name(slot), {})
+        lists[tuple(axes)] = None
+        return joint_order(lists) is not None
 
     def declared(self) -> str:
         sizes: dict[str, int] = defaultdict(int)
         for root, name in self.names.items():
             sizes[name] = self.size[root]
-        orders = {name: f" order {' '.join(axes)}" for name, axes in self.orders.items()}
+        orders = {
+            name: f" order {' '.join(joint_order(lists) or ())}"
+            for name, lists in self.orders.items()
+            if any(len(axes) > 1 for axes in lists)
+        }
         return " ".join(f"{name}={size}{orders.get(name, '')}" for name, size in sorted(sizes.items()))
+
+
+def joint_order(lists: Iterable[Sequence[str]]) -> tuple[str, ...] | None:
+    """The axes of all lists, in an order that has those of each in its own; None where there is none."""
+    follows = TopologicalSorter[str]()
+    for axes in lists:
+        for axis in axes:
+            follows.add(axis)
+        for before, after in pairwise(axes):
+            follows.add(after, before)
+    try:
+        return tuple(follows.static_order())
+    except CycleError:
+        return None

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 
+from shardwright.ir.types import Partial, Reduction, axis_set
+
 
 @dataclass(frozen=True)
 class Variable:
@@ -72,6 +74,13 @@ class GraphEdge:
     axes: Layout | None = None
     members: tuple[str, ...] = ()
     """The paths of the weights that are stacked along the first dimension, where the path stands for several."""
+    unreduced: tuple[str, ...] = ()
+    """The mesh axes along which its chips hold addends, where its sharding is given."""
+
+    @property
+    def addends(self) -> str:
+        """The part of its type after the row."""
+        return str(Partial(Reduction.SUM, axis_set(self.unreduced))) if self.unreduced else ""
 
     @property
     def name(self) -> str:

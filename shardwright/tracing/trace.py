@@ -25,6 +25,7 @@ from shardwright.tracing.proof_sizes import MOST_WORK, PATIENCE, alike, smaller_
 if TYPE_CHECKING:
     from shardwright.ir import walk
     from shardwright.ir.program import Program
+    from shardwright.tracing.demands import StatedShardings
     from shardwright.tracing.graph import Graph, GraphEdge, TracedFunction, Variable
     from shardwright.tracing.writer import ValueSite
 
@@ -61,6 +62,10 @@ class Trace:
     """The sizes of dimensions at which the two were compared, where they were not the function's own."""
     not_compared: str = ""
     """Why nothing could be compared, "" where something was."""
+    notes: tuple[str, ...] = ()
+    """Remarks on what the `shardings` say that types have no words for."""
+    slices: Mapping[str, ValueSite] = field(default_factory=dict[str, "ValueSite"], repr=False)
+    """Where the bodies of the function's loops have slices of values, by the names of these."""
 
     @property
     def weight_map(self) -> WeightMap:
@@ -104,20 +109,25 @@ def trace(
     mesh: Mapping[str, int] | None = None,
     name: str = "",
     seed: int = 0,
+    shardings: Source | str | None = None,
 ) -> Trace:
     """The program of a function of JAX, or of a module of PyTorch, at these example arguments: arrays, tensors or
     `jax.ShapeDtypeStruct`.
 
     A function that would take long at these sizes is compared with its program at smaller ones, if it gives the same
-    program there (`Trace.compared_at`). Raises a `DiagnosticError` where the function does what the language has no
-    word for, with the line that does it.
+    program there (`Trace.compared_at`). `shardings` is a module in MLIR, as `jit(f).lower(...).as_text()` gives it: the
+    types of its arguments and results, by Shardy, are demands in place of the function's own. Raises a
+    `DiagnosticError` where the function does what the language has no word for, with the line that does it.
     """
-    return _trace(function, args, mesh or {}, name, seed)
+    from shardwright.tracing.demands import StatedShardings
+
+    stated = StatedShardings.of(shardings) if shardings is not None else None
+    return _trace(function, args, mesh or {}, name, seed, stated)
 
 
 def _trace(
     function: Callable[..., Any], args: Sequence[Any], mesh: Mapping[str, int], name: str, seed: int,
-    *, is_smaller: bool = False,
+    stated: StatedShardings | None, *, is_smaller: bool = False,
 ) -> Trace:  # fmt: skip
     from shardwright.compiling.compile_program import load, print_program
     from shardwright.passes.compiling.recognize import Recognize, swept
@@ -148,6 +158,9 @@ def _trace(
         reason = f"JAX cannot trace {name or _name(function)} at its example arguments: {said}"
         raise untraceable(reason, place_of(error)) from error
 
+    if stated is not None:
+        traced = stated.on(traced, same_sizes=not is_smaller)
+
     def recognized(text: str) -> Program:
         loaded = Recognize().run(load(Source(f"<{traced.name}>", text)))
         return replace(loaded, funcs=tuple(map(swept, loaded.funcs)))
@@ -164,7 +177,9 @@ def _trace(
         fixed = {size for variable in traced.graph.constants for size in variable.shape}
         dims = [made.sites[parameter].dims for parameter in names]
         candidates = smaller_sizes(program, fixed, math.prod(traced.mesh.values()))
-        difference, compared_at = _smaller_difference(program, text, candidates, dims, (function, args, name, seed))
+        difference, compared_at = _smaller_difference(
+            program, text, candidates, dims, (function, args, name, seed, stated)
+        )
     if module is not None or work <= MOST_WORK or (math.isnan(difference) and work <= PATIENCE * MOST_WORK):
         asked = function, module, args, seed, is_smaller
         difference = _difference_of(program, asked, (traced, names, weights))
@@ -180,7 +195,7 @@ def _trace(
         Counter(_operations(program)), difference, seconds, weights,
         {value.name: edge.name for value, edge in zip(program.weights, traced.weights, strict=True)
          if module is not None and (edge.members or edge.name in module.weights)},
-        made.sites, tuple(made.opaque), compared_at, not_compared,
+        made.sites, tuple(made.opaque), compared_at, not_compared, stated.notes if stated else (), made.slices,
     )  # fmt: skip
 
 
@@ -193,12 +208,12 @@ def _smaller_difference(
 ) -> tuple[float, Mapping[str, int]]:
     """The difference of the same function at smaller sizes, and these, where it gives the same program but for sizes;
     NaN where it gives another at all that are tried."""
-    function, args, name, seed = asked
+    function, args, name, seed, stated = asked
     for sizes in candidates:
         if work_of(program, sizes) > MOST_WORK:
             continue
         try:
-            small = _trace(function, smaller_arguments(args, dims, sizes), {}, name, seed, is_smaller=True)
+            small = _trace(function, smaller_arguments(args, dims, sizes), {}, name, seed, stated, is_smaller=True)
         except (DiagnosticError, TypeError, ValueError):
             continue  # the function counts on its own sizes
         if alike(small.text, text):

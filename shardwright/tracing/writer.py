@@ -7,7 +7,7 @@ the second time every class of dimensions has its name, and `rename` stands wher
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.ir.names import is_valid_name
@@ -111,17 +111,20 @@ class GraphWriter:
     def line(self, text: str) -> None:
         self.lines.append("  " * (len(self.loops) + 1) + text)
 
-    def type(self, dtype: str, slots: Sequence[Slot], axes: Layout | None = None, place: str = "") -> str:
-        """The type of a value with these dimensions, split as `axes` says where that is given."""
+    def type(
+        self, dtype: str, slots: Sequence[Slot], axes: Layout | None = None, place: str = "", addends: str = ""
+    ) -> str:
+        """The type of a value with these dimensions, split as `axes` says where that is given; `addends` is what stands
+        after the row."""
         if axes is None or not slots:
-            return f"{dtype_of(dtype)} {self.letters(slots)}?" if slots else dtype_of(dtype)
+            return f"{dtype_of(dtype)} {self.letters(slots)}?" if slots else f"{dtype_of(dtype)} {addends}".rstrip()
         for slot, over in zip(slots, axes, strict=True):
-            if over and len(over) > 1 and self.dimensions.frozen and not self.dimensions.order(slot, over):
+            if over and self.dimensions.frozen and not self.dimensions.order(slot, over):
                 raise untraceable(
                     f"shardings split one dimension over {' '.join(sorted(over))} in two orders", place, "give them one"
                 )
         splits = [None if over is None else axis_set(over) for over in axes]
-        return f"{dtype_of(dtype)} {row_text(map(self.name, slots), splits)}"
+        return f"{dtype_of(dtype)} {row_text(map(self.name, slots), splits)}{addends}"
 
     def put(self, result: Variable, expression: str, order: Sequence[Slot], axes: Sequence[Slot | None] | None = None,
             type_: str = "", stem: str = "") -> None:  # fmt: skip
@@ -234,17 +237,20 @@ class ValueSite:
     dims: tuple[str | None, ...]
     place: str
     own_name: str
+    begins_body: bool = False
+    """Tells whether it is there at the beginning of a loop's body, the loop being at `place`."""
 
 
 @dataclass(frozen=True)
 class WrittenGraph:
-    """A graph as text: the names of the function's parameters, where the function has the program's values, and what
-    it calls by name."""
+    """A graph as text: the names of the function's parameters, where the function has the program's values, what it
+    calls by name, and where the bodies of its loops have slices of the program's values."""
 
     text: str
     names: list[str]
     sites: dict[str, ValueSite]
     opaque: list[str]
+    slices: dict[str, ValueSite]
 
 
 def written(
@@ -284,14 +290,39 @@ def _written(
     for variable, name in zip(traced.graph.parameters, names, strict=True):
         dims = tuple(None if slot is None else writer.name(slot) for slot in writer.axes(variable))
         sites[name] = ValueSite(variable.number, dims, "", "")
-    for application in traced.graph.applications:
+    slices: dict[str, ValueSite] = {}
+    for name, site in _sites(traced.graph, writer, called):
+        if site.begins_body and name in sites and site.dims != sites[name].dims:
+            slices.setdefault(name, site)
+        else:
+            sites.setdefault(name, site)
+    text = "\n".join([*items, *header, *writer.lines, "}", ""])
+    return WrittenGraph(text, names, sites, list(writer.opaque), slices)
+
+
+def _sites(
+    graph: Graph, writer: GraphWriter, called: Mapping[Hashable, tuple[str, str]]
+) -> Iterator[tuple[str, ValueSite]]:
+    """The values that a graph makes by their names in the program, then those in the bodies of the user's own loops."""
+
+    def site(
+        variable: Variable, place: str, own: str = "", *, begins_body: bool = False
+    ) -> Iterator[tuple[str, ValueSite]]:
+        value = writer.values.get(variable.number)
+        if value is not None and not value.is_number:
+            dims = tuple(None if slot is None else writer.name(slot) for slot in value.axes)
+            yield value.text, ValueSite(variable.number, dims, place, own, begins_body)
+
+    for application in graph.applications:
         for result in application.results:
-            value = writer.values.get(result.number)
-            if value is not None and not value.is_number:
-                dims = tuple(None if slot is None else writer.name(slot) for slot in value.axes)
-                own, place = called.get(result.number, ("", application.place))
-                sites.setdefault(value.text, ValueSite(result.number, dims, place, own))
-    return WrittenGraph("\n".join([*items, *header, *writer.lines, "}", ""]), names, sites, list(writer.opaque))
+            own, place = called.get(result.number, ("", application.place))
+            yield from site(result, place, own)
+    for application in graph.applications:
+        if application.primitive == "scan" and "names" in application.params:
+            body = application.params["body"]
+            for variable, own in zip(body.parameters, application.params["names"], strict=True):
+                yield from site(variable, application.place, own, begins_body=True)
+            yield from _sites(body, writer, called)
 
 
 def _edge_axes(writer: GraphWriter, edge_axes: Sequence[Slot | None], shape: Sequence[int]) -> list[Slot]:
@@ -318,7 +349,7 @@ def _function(traced: TracedFunction, writer: GraphWriter) -> tuple[list[str], l
         name = writer.fresh("_".join(edge.path[1:]) or own)
         slots = _edge_axes(writer, writer.axes(variable), variable.shape)
         names.append(name)
-        typed.append(f"{name}: {writer.type(variable.dtype, slots, edge.axes)}")
+        typed.append(f"{name}: {writer.type(variable.dtype, slots, edge.axes, addends=edge.addends)}")
         _enter(writer, variable, _before_loops(writer, name, variable.dtype, slots, edge.axes), slots)
     writer.apply(graph)
     results: list[str] = []
@@ -327,7 +358,7 @@ def _function(traced: TracedFunction, writer: GraphWriter) -> tuple[list[str], l
         whole = writer.whole(operand)
         slots = _edge_axes(writer, whole.axes, operand.shape)
         results.append(writer.full(whole, slots, operand.dtype, "_".join(edge.path) or "result"))
-        types.append(writer.type(operand.dtype, slots, edge.axes))
+        types.append(writer.type(operand.dtype, slots, edge.axes, addends=edge.addends))
     returned = f" -> ({', '.join(types)})" if len(types) > 1 else f" -> {types[0]}"
     writer.line(f"return {', '.join(results)}")
     name = traced.name if is_valid_name(traced.name) else f"{traced.name}_v".lower()

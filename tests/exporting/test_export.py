@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,7 @@ from conftest import Outcome
 
 from shardwright import compile_program, load
 from shardwright.backends.jax.module_files import import_file
+from shardwright.exporting.vllm_flags import Heads
 from shardwright.models.weight_map import map_path, read_map
 
 Run = Callable[..., Outcome]
@@ -247,6 +249,53 @@ def test_flags_of_vllm_are_the_nearest_setting(shardwright: Run, imported: Calla
     path.write_text(text)
     done = shardwright("export", path, "--as", "vllm")
     assert done.out == "--tensor-parallel-size 2 --data-parallel-size 2\n", done.err
+
+
+def test_flags_of_vllm_for_caches_split_along_positions(shardwright: Run, imported: Callable[..., Path]) -> None:
+    grouped = LLAMA | {"num_key_value_heads": 2}
+    options = ("--cache", "64", "--attention", "positions")
+    path = imported("megatron", config=grouped, options=options)
+    assert "T_yK_x" in path.read_text()
+    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
+    assert done.out == "--tensor-parallel-size 4 --decode-context-parallel-size 2\n", done.err
+    # As many heads of keys as of queries: vLLM has no chips whose heads are the same.
+    path = imported("megatron", config=grouped | {"num_attention_heads": 2}, options=options)
+    assert "T_y" in path.read_text()
+    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
+    assert done.out == "--tensor-parallel-size 2 --data-parallel-size 2\n", done.err
+    assert (
+        "on h100; it splits positions of caches over no 2 chips: only 2 share each weight, and have to be more than "
+        "the 2 heads of keys"
+    ) in done.err
+
+
+@pytest.mark.parametrize(
+    ("context", "tensor", "broken"),
+    [
+        (2, 8, ""),
+        (4, 16, ""),
+        (4, 6, "they have to divide the 6 that share each weight"),
+        (2, 4, "only 4 share each weight, and have to be more than the 4 heads of keys"),
+        (4, 8, "8 share each weight and 4 heads of keys, which leaves fewer chips with the same heads"),
+        (16, 64, "they have to divide the 8 heads of queries for each head of keys"),
+    ],
+)
+def test_rules_of_vllm_for_positions(context: int, tensor: int, broken: str) -> None:
+    assert Heads(queries=32, keys=4).broken_rule(context, tensor) == broken
+
+
+def test_flags_of_vllm_for_pipelines(shardwright: Run, imported: Callable[..., Path]) -> None:
+    path = imported("megatron", "x=2", options=("--cache", "64"))
+    text = path.read_text().replace("mesh x=2", "mesh p=2 x=2")
+    path.write_text(re.sub(r": f32 N(?=[A-Z])", ": f32 N_p", text))
+    done = shardwright("export", path, "--as", "vllm", "--chip", "h100", "--calls", "decode=64")
+    assert done.out == "--tensor-parallel-size 2 --pipeline-parallel-size 2\n", done.err
+    assert "note: the nearest setting takes" in done.err
+    done = shardwright("export", path, "--as", "vllm", "--mesh", "p=3")
+    assert done.status == 1
+    assert "error: N=2 does not divide over 3 stages [not-divisible]" in done.err
+    done = shardwright("export", path, "--as", "hf-tp-plan")
+    assert "N is split over chips [split-loop]" in done.err
 
 
 QUANTIZED = "quantize-weights{floats=true,products=true}"

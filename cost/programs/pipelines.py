@@ -21,7 +21,7 @@ from shardwright.cost.movements.collectives import CollectiveKind, latency_and_t
 from shardwright.cost.programs.memory import MemoryUse, device_bytes
 from shardwright.cost.programs.program_cost import Cost, cost_of
 from shardwright.cost.programs.resizing import resized
-from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.program import Func, Loop, Program
 from shardwright.ir.text.syntax import (
     Decl,
@@ -35,6 +35,7 @@ from shardwright.ir.text.syntax import (
     Stmt,
     WeightsItem,
 )  # fmt: skip
+from shardwright.ir.walk import program_values
 
 _BATCH = "B"
 
@@ -116,12 +117,7 @@ def pipeline_cost(
     """
     sizes, P, M = program.sizes(func), stages.count, micro_batches
     if sizes[stages.dim] % P:
-        raise fault(
-            "not-divisible",
-            f"{stages.dim}={sizes[stages.dim]} does not divide over {P} stages",
-            program.dim(stages.dim).span,
-            f"give {stages.dim} a size that is a multiple of {P}",
-        )
+        raise _uneven(program, stages)
     if M > 1:
         if sizes.get(_BATCH, 0) % M:
             raise fault("not-divisible", f"{M} micro-batches do not divide {_BATCH}={sizes.get(_BATCH, 0)}", NOWHERE)
@@ -140,6 +136,42 @@ def pipeline_cost(
         stages=P,
         micro_batches=M,
         between_stages_s=(P - 1) * between * rounds,
+    )
+
+
+def micro_batches(program: Program, stages: Stages) -> int:
+    """As many as there are stages, or the largest part of that into which layouts let the batch be divided."""
+    batch = program.sizes().get(_BATCH, 1)
+    over = {
+        program.mesh.product(axes or ())
+        for _, value in program_values(program)
+        for dim, axes in zip(value.type.dims, value.type.splits, strict=True)
+        if dim.name == _BATCH
+    }
+    fits = (M for M in range(stages.count, 0, -1) if stages.count % M == 0 and batch % M == 0)
+    return next((M for M in fits if not any(batch // M % chips for chips in over)), 1)
+
+
+def layers_of_stage(program: Program, stages: Stages) -> Program:
+    """The program of one stage with its own layers alone. Raises where the layers do not divide over the stages."""
+    size = program.dim(stages.dim).size
+    if size % stages.count:
+        raise _uneven(program, stages)
+    return resized(program, {stages.dim: size // stages.count})
+
+
+def with_all_layers(program: Program, stages: Stages) -> Program:
+    """The program of one stage with the layers of all, from that with its own."""
+    return resized(program, {stages.dim: program.dim(stages.dim).size * stages.count})
+
+
+def _uneven(program: Program, stages: Stages) -> DiagnosticError:
+    dim = program.dim(stages.dim)
+    return fault(
+        "not-divisible",
+        f"{stages.dim}={dim.size} does not divide over {stages.count} stages",
+        dim.span,
+        f"give {stages.dim} a size that is a multiple of {stages.count}",
     )
 
 
