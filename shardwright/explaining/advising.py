@@ -79,12 +79,13 @@ class Verdict:
         }
 
     def __repr__(self) -> str:
+        compiled = f"{self.function}: a chip receives {bytes_text(self.received_bytes)} as compiled"
+        found = bytes_text(self.least_bytes)
+        if self.least_bytes >= self.received_bytes:
+            return f"{compiled}, and {found} in the best program that was found: nothing is known to be avoidable"
         proved = "" if self.is_proved else " or less"
-        lines = [
-            f"{self.function}: a chip receives {bytes_text(self.received_bytes)} as compiled, and"
-            f" {bytes_text(self.least_bytes)}{proved} in the best program, {duration_text(self.least_time_s)} on"
-            f" {self.chip}"
-        ]
+        least = f"{found}{proved} in the best program, {duration_text(self.least_time_s)} on {self.chip}"
+        lines = [f"{compiled}, and {least}"]
         lines += [
             f"  {shown_place(each.source) or 'no line'}: {each.op}[{', '.join(each.axes)}],"
             f" {bytes_text(each.bytes_received)}"
@@ -93,7 +94,7 @@ class Verdict:
         if self.fixes:
             lines.append(f"with these lines, compiled and counted, it receives {bytes_text(self.fixed_bytes)}:")
             lines += [f"  {fix.place}: {fix.pasted}, {bytes_text(fix.saved_bytes)} less" for fix in self.fixes]
-        elif self.least_bytes < self.received_bytes:
+        else:
             lines.append("no constraint makes the compiler receive less; shardwright.optimize runs the best program")
         return "\n".join(lines)
 
@@ -142,7 +143,7 @@ def advise(
     fixes, fixed = _tried(function, args, lines[:MOST_LINES], received, measured)
     return Verdict(
         func.name, received, best.bytes, compiled.layouts is None or compiled.layouts.proved, least_time_s,
-        chip or "the reference chip", _lacking(collectives, best), fixes, fixed,
+        chip or "the reference chip", _lacking(collectives, best) if best.bytes < received else (), fixes, fixed,
     )  # fmt: skip
 
 
