@@ -65,6 +65,8 @@ def told(*lines: str, results: list[str] | None = None) -> list[str]:
           "dimensions={1}"], ["gathers equal blocks over model: dimension 1 is whole"]),
         (["%n = f32[8,16] negate(%h)", f"%r = f32[8,16] all-reduce(%h), {ROWS}", "ROOT %t = f32[8,16] add(%r, %n)"],
          ["add of a sum over model that is still to be made and a value that is whole"]),
+        (["ROOT %t = f32[64,16] all-gather(%h), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}"],
+         ["gathers both blocks and addends over data model"]),
     ],
 )  # fmt: skip
 def test_what_is_told(lines: list[str], reasons: list[str]) -> None:
@@ -218,6 +220,22 @@ def test_rows_looked_up_in_other_blocks() -> None:
     assert told_of_eight("%table = f32[2,16] copy(%x)", *lines) == []
     permuted = f"%table = f32[2,16] collective-permute(%x), source_target_pairs={{{pairs}}}"
     assert told_of_eight(permuted, *lines) == ["looks rows up along x in other blocks than theirs"]
+
+
+@pytest.mark.parametrize(("reshape", "reasons"), [("<=[8]", []), ("<=[2,4]T(1,0)", 1)])
+def test_rows_taken_by_the_device_s_number(reshape: str, reasons: int | list[str]) -> None:
+    """Two devices each take the same four rows: the number of a device is shifted and multiplied."""
+    lines = [
+        f"%g = f32[16,16] all-gather(%x), {ALL}, dimensions={{0}}",
+        "%one = u32[] constant(1)",
+        "%half = u32[] shift-right-logical(%id, %one)",
+        "%four = u32[] constant(4)",
+        "%start = u32[] multiply(%half, %four)",
+        "%zero = u32[] constant(0)",
+        "ROOT %s = f32[4,16] dynamic-slice(%g, %start, %zero), dynamic_slice_sizes={4,16}",
+    ]
+    found = told_of_eight(*lines, result=f"{{devices=[4,1,2]{reshape} last_tile_dim_replicate}}")
+    assert (found if reasons == [] else len(found)) == reasons
 
 
 def test_pieces_that_go_round_are_not_accused() -> None:

@@ -65,7 +65,7 @@ def _without_doubles(moving: dict[int, list[int]], shown: frozenset[int]) -> dic
 
 def _product(moving: dict[int, list[int]], count: int) -> list[Digit] | None:
     """Pieces as digits of prime size, each of which moves along one coordinate; None where they are none."""
-    for primes in {tuple(prime_factors(count)), tuple(prime_factors(count)[::-1])}:
+    for primes in sorted({tuple(prime_factors(count)), tuple(prime_factors(count)[::-1])}):
         digits, weight = list[Digit](), count
         for prime in primes:
             weight //= prime
