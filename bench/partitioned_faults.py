@@ -98,15 +98,12 @@ def computes_the_function(module: PartitionedModule, whole: Sequence[Any], resul
     from shardwright.backends.hlo.states import of_sharding
 
     for expected, shards, sharding in zip(module.whole(*whole), results, module.results, strict=True):
-        state = of_sharding(sharding, shards[0].shape, len(shards), frozenset())
+        state = of_sharding(sharding, shards[0].shape, len(shards))
+        starts = [next((state.start(where) for _, where, _ in dim if where is not None), None) for dim in state.dims]
         array = np.asarray(expected)
         for device, shard in enumerate(shards):
-            at: list[slice] = []
-            for dim, n in zip(state.dims, shard.shape, strict=True):
-                block = 0
-                for size, table in dim:
-                    block = block * size + table[device] if isinstance(table, tuple) else block
-                at.append(slice(block * n, (block + 1) * n))
+            first = [start[device] if start is not None else 0 for start in starts]
+            at = [slice(begin, begin + n) for begin, n in zip(first, shard.shape, strict=True)]
             if not alike([[shard]], [[array[tuple(at)]]]):
                 return False
     return True

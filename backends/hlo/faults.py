@@ -15,10 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardwright.backends.hlo.checking.dimensions import (
-    has_any,
-    unified,
-)
+from shardwright.backends.hlo.checking.control import has_rings
+from shardwright.backends.hlo.checking.dimensions import joint
 from shardwright.backends.hlo.checking.rules import RULES, InstructionStep
 from shardwright.backends.hlo.checking.values import (
     Value,
@@ -30,18 +28,8 @@ from shardwright.backends.hlo.checking.values import (
 )
 from shardwright.backends.hlo.groups import Groups
 from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction, SourceFrame, parts_of
-from shardwright.backends.hlo.states import (
-    State,
-    Table,
-    decided_by,
-    digits,
-    extent,
-    of_sharding,
-    shardings_of,
-    tables_of,
-    varies,
-    whole,
-)
+from shardwright.backends.hlo.states import State, has_any, of_sharding, shardings_of, whole
+from shardwright.backends.hlo.tables import Table, decided_by, is_reordered, prime_tables, ranked, varies
 
 CALLS = ("fusion", "call")
 CARRIED = ("broadcast", "copy", "convert", "reshape", "bitcast", "transpose")
@@ -77,6 +65,7 @@ class Checker:
         """The faults in the order in which they are met."""
         self.known = _device_digits(self.module)
         self.apart = tuple(range(self.devices))
+        self.has_rings = has_rings(self.module)
         entry = self.module.computations[self.module.entry]
         arguments = [i for i in entry.instructions.values() if i.opcode == "parameter"]
         states: dict[int, Value] = {int(i.arguments): self._argument(i) for i in arguments}
@@ -93,9 +82,7 @@ class Checker:
             texts = texts[:1] * len(parts)
         if instruction.type.startswith("(") and any(part.startswith("(") for part in parts):
             return self.unknown(instruction.type)
-        states = [
-            of_sharding(t, shape_of(part), self.devices, self.known) for t, part in zip(texts, parts, strict=True)
-        ]
+        states = [of_sharding(t, shape_of(part), self.devices) for t, part in zip(texts, parts, strict=True)]
         return tuple(states) if instruction.type.startswith("(") else states[0]
 
     # ------------------------------------------------------------ computations
@@ -211,25 +198,31 @@ class Checker:
             return f"is still scaled by what each device along {self.along(self.scaled_along(state))} has of its own"
         if sharding is None:
             return None
-        asked = of_sharding(sharding, shape, self.devices, self.known)
+        asked = of_sharding(sharding, shape, self.devices)
         if asked.open:
             return None
         told = state.tables
         surplus = [table for table in told if not decided_by(table, asked.tables)]
         if surplus:
             return f"differs between devices along {self.along(surplus)}, which its sharding says hold the same"
-        detached = set[Table]()
-        for found, expected in zip(state.dims, asked.dims, strict=True):
-            unified(found, expected, frozenset(), state.hidden, state.soft, detached)
-        apart = state.hidden | detached
-        for at, (found, expected) in enumerate(zip(state.dims, asked.dims, strict=True)):
-            exact = extent(found) > 1 or {*tables_of(expected)} <= {*tables_of(found), *apart}
-            if not exact or unified(found, expected, frozenset(), apart, state.soft, detached) is None:
-                return f"has other blocks of dimension {at} than its sharding says, along {self.along(told)}"
+        other = None if self.has_rings else self._other_blocks(state, asked)
+        if other is not None:
+            return other
         missing = [table for table in asked.tables if not decided_by(table, told)]
         if missing and not has_any(state):
             return f"is the same along {self.along(missing)}, where its sharding says that it is split"
         return None
+
+    def _other_blocks(self, state: State, asked: State) -> str | None:
+        made = joint(state, asked, [(at, at) for at in range(len(asked.dims))])
+        hidden = {*state.hidden, *map(ranked, made.hidden.values())}
+        ones = [
+            at for at, dim in enumerate(asked.dims) for n, where, _ in dim
+            if n == 1 and is_reordered(asked.start(where or 0) or (), hidden)
+        ]  # fmt: skip
+        wrong = made.clash if made.clash is not None else next(iter(ones), None)
+        along = self.along(made.along or state.tables)
+        return None if wrong is None else f"has other blocks of dimension {wrong} than its sharding says, along {along}"
 
     def scaled_along(self, state: State) -> frozenset[Table]:
         """The tables along which what scales a value, or is added to it, differs."""
@@ -260,8 +253,7 @@ def _device_digits(module: HloModule) -> frozenset[Table]:
         if math.prod(form) != module.devices:
             continue
         for row in np.unravel_index(np.arange(module.devices), form):
-            size = int(row.max()) + 1
-            found.update(held for _, held in digits([int(n) for n in row], size) if isinstance(held, tuple))
+            found.update(prime_tables(tuple(int(n) for n in row)))
     return frozenset(found)
 
 

@@ -1,72 +1,76 @@
-"""Where the parts of a value lie: which block of a dimension each device holds, which addend, which copy.
+"""Where the elements of a value lie: a map from each device's local indices to indices of global coordinates.
 
-A device's array is described by *tables*, which give for each device a number below a prime: the number of the block of
-a dimension that it holds, or of the addend of a sum. Tables, not axes of a mesh, so that any order of devices, any
-group and any rotation of blocks is one; axes are named only in messages. A dimension is a product of factors from major
-to minor, each whole on the device, split by a table, or `ANY`: constant along it, hence a part of whatever is wanted. A
-`MOVED` one is whole, and an exchange has put it before tables that may be outside of it.
+A value is a tensor over *coordinates*, numbers that each stand for one direction of the whole tensor, as a dimension
+of an argument does. On a device a coordinate's index is where the device starts, by a table, and the sum of the steps
+of local digits. A local dimension is a product of digits from major to minor; each has a size, a coordinate, and the
+step that it makes there. So reshapes, transpositions, slices and exchanges change digits and starts, and lose nothing.
+A digit without a coordinate is constant along it, hence a part of whatever is wanted. Mesh axes are named only in
+messages.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.backends.hlo.groups import Groups
+from shardwright.backends.hlo.tables import Table, differs, labels, plus, prime_tables, ranked
 
-Table = tuple[int, ...]
-WHOLE: Final = None
-ANY: Final = "any"
-MOVED: Final = "moved"
-Factor = tuple[int, "Table | str | None"]
-"""Its size, and a table, `WHOLE` or `ANY`."""
+Steps = int | tuple[int, ...]
+"""The step of a digit, or where each of its indices lies, from the first on."""
 
-Dim = tuple[Factor, ...]
+Digit = tuple[int, int | None, Steps]
+"""Its size, its coordinate and its steps; a digit without a coordinate is constant."""
+
+Dim = tuple[Digit, ...]
+Part = tuple[Digit, Table | None]
+"""A digit, and the part of its coordinate's starts that belongs to it."""
+
 Number = npt.NDArray[Any]
 
 _TILES = re.compile(r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
 _LAST = re.compile(r"last_tile_dims=\{([^}]*)\}")
+_coordinates = itertools.count()
 
 
 @dataclass(frozen=True)
 class State:
     """One array on all devices.
 
-    `partial` has the sums (`add`) and maxima (`maximum`, `minimum`) that are still to be made, by the table of addends.
-    `hidden` are tables along which devices hold different parts in a way that no dimension shows: of one of extent 1 it
-    cannot be told where a reshape put it. `open` are tables along which nothing is known; nothing is said of those.
+    `starts` has the starts of coordinates where they are not 0; coordinates that no digit has are `hidden`: dimensions
+    of which each device has one index. `partial` has the sums (`add`) and maxima (`maximum`, `minimum`) that are still
+    to be made, by the table of addends. `open` are tables along which nothing is known; nothing is said of those.
     `scale` and `shift` are local sums and maxima by which the value is multiplied, or which are added to it, with their
     exponents and factors: exp(s - m) with the maximum m of a device's own part. A `constant` is made of no argument; an
-    `elastic` value may be a sum of equal addends as well as whole. `soft` are tables that split a dimension, or else
-    one of extent 1 that was left out beside it, which no reshape tells apart. `cut` is the dimension of which the value
-    was sliced just now, and `moved` the one whose blocks an exchange has brought together in it, -1 where no dimension
-    showed them. `number` is the value itself where it is known, with a leading dimension for devices.
+    `elastic` value may be a sum of equal addends as well as whole. `soft` are coordinates whose starts belong to their
+    digits, or else to a dimension of extent 1 that was left out beside them, which no reshape tells apart. `displaced`
+    are those of which an exchange has brought blocks together in another order than theirs. `number` is the value
+    itself where it is known, with a leading dimension for devices.
     """
 
     dims: tuple[Dim, ...] = ()
+    starts: frozenset[tuple[int, Table]] = frozenset()
     partial: frozenset[tuple[str, Table]] = frozenset()
-    hidden: frozenset[Table] = frozenset()
     open: frozenset[Table] = frozenset()
     scale: frozenset[tuple[str, int]] = frozenset()
     shift: frozenset[tuple[str, int]] = frozenset()
     constant: bool = False
     zero: bool = False
     elastic: bool = False
-    soft: frozenset[Table] = frozenset()
-    cut: int | None = None
-    moved: int | None = None
+    soft: frozenset[int] = frozenset()
+    displaced: frozenset[int] = frozenset()
     number: Number | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents on one device, as far as factors say."""
+        """Extents on one device, as far as digits say."""
         return tuple(extent(dim) for dim in self.dims)
 
     @property
@@ -78,137 +82,183 @@ class State:
         return frozenset(table for kind, table in self.partial if kind != "add")
 
     @property
+    def shown(self) -> frozenset[int]:
+        """The coordinates that digits have."""
+        return frozenset(where for dim in self.dims for _, where, _ in dim if where is not None)
+
+    @property
+    def hidden(self) -> frozenset[Table]:
+        """The ranks of the starts of hidden coordinates, where they differ."""
+        shown = self.shown
+        return frozenset(ranked(table) for where, table in self.starts if where not in shown and differs(table))
+
+    @property
+    def coordinates(self) -> frozenset[int]:
+        """Those of digits, and hidden ones."""
+        return self.shown | {where for where, _ in self.starts}
+
+    @property
+    def detached(self) -> frozenset[Table]:
+        """The ranks of the starts of soft hidden coordinates, which dimensions may have got back."""
+        shown = self.shown
+        return frozenset(ranked(table) for where, table in self.starts if where in self.soft - shown and differs(table))
+
+    @property
     def tables(self) -> frozenset[Table]:
         """All tables along which devices may differ."""
-        split = {t for dim in self.dims for t in tables_of(dim)}
-        return frozenset(split | {t for _, t in self.partial} | self.hidden | self.open)
+        split = {ranked(table) for _, table in self.starts if differs(table)}
+        return frozenset(split | {t for _, t in self.partial} | self.open)
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """All but numbers, to tell whether a loop still changes anything."""
-        return self.dims, self.partial, self.hidden, self.open, self.scale, self.shift
+        """All but numbers and the names of coordinates, to tell whether a loop still changes anything."""
+        names: dict[int, int] = {}
+        dims = tuple(
+            tuple(
+                (n, names.setdefault(where, len(names)) if where is not None else None, steps) for n, where, steps in d
+            )
+            for d in self.dims
+        )
+        starts = frozenset((names.get(where, -1), table) for where, table in self.starts)
+        return dims, starts, self.partial, self.open, self.scale, self.shift
+
+    def start(self, where: int) -> Table | None:
+        """The starts of a coordinate; None where they are 0."""
+        return next((table for name, table in self.starts if name == where), None)
+
+    def parts(self) -> list[list[Part]]:
+        """The digits of all dimensions, each with the part of its coordinate's starts that belongs to it: what is no
+        less than its step, and less than the step of the next larger digit."""
+        made: list[list[Part]] = [[(digit, None) for digit in dim] for dim in self.dims]
+        for where, table in self.starts:
+            places = [(at, i) for at, dim in enumerate(self.dims) for i, digit in enumerate(dim) if digit[1] == where]
+            places.sort(key=lambda place: -stride(self.dims[place[0]][place[1]]))
+            shares = _shares(table, tuple(stride(self.dims[at][i]) for at, i in places))
+            for (at, i), share in zip(places, shares, strict=True):
+                made[at][i] = (self.dims[at][i], share)
+        return made
+
+    def split(self, at: int, known: frozenset[Table] = frozenset()) -> list[Table]:
+        """The tables that split a dimension, the outermost first."""
+        if not any(where is not None for _, where, _ in self.dims[at]):
+            return []
+        return [
+            t for _, part in self.parts()[at] if part is not None and differs(part) for t in prime_tables(part, known)
+        ]
 
     def but(self, **changes: Any) -> State:
         """A value that is made of this one, of which no number is known unless it is given."""
-        return replace(
-            self, **{"number": None, "constant": False, "zero": False, "cut": None, "moved": None, **changes}
-        )
+        return replace(self, **{"number": None, "constant": False, "zero": False, **changes})
 
 
-def extent(dim: Dim) -> int:
+@cache
+def _shares(table: Table, strides: tuple[int, ...]) -> list[Table]:
+    """Starts dealt out to digits of falling strides."""
+    shares: list[Table] = []
+    for step in strides[:-1]:
+        shares.append(tuple(n // step * step for n in table))
+        table = tuple(n % step for n in table)
+    return [*shares, table] if strides else []
+
+
+def new_coordinate() -> int:
+    return next(_coordinates)
+
+
+def extent(dim: Iterable[Digit]) -> int:
     """The part of a dimension that one device holds."""
-    return math.prod(size for size, held in dim if not isinstance(held, tuple))
+    return math.prod(n for n, _, _ in dim)
 
 
-def tables_of(dim: Dim) -> list[Table]:
-    """The tables that split a dimension, the outermost first."""
-    return [held for _, held in dim if isinstance(held, tuple)]
+def stride(digit: Digit) -> int:
+    """The least step of a digit."""
+    steps = digit[2]
+    return max(1, abs(steps) if isinstance(steps, int) else min((abs(n) for n in steps if n), default=1))
 
 
-def tidy(dims: Iterable[Sequence[Factor]]) -> tuple[Dim, ...]:
-    """Dimensions with neighbours of one kind merged and factors of 1 left out."""
-    made: list[Dim] = []
-    for written in dims:
-        dim, merged = list(written), list[Factor]()
-        while dim and dim[0][1] == MOVED and any(isinstance(held, tuple) for _, held in dim):
-            size, _ = dim.pop(0)
-            dim.insert(
-                next((at for at, (_, held) in enumerate(dim) if not isinstance(held, tuple)), len(dim)), (size, WHOLE)
-            )
-        for size, held in dim:
-            if size == 1 and not isinstance(held, tuple):
+def tidy(dim: Iterable[Digit], single: Collection[int] = ()) -> Dim:
+    """A dimension with digits merged that count on in each other, and without those of size 1, but for coordinates that
+    show themselves in these alone."""
+    merged: list[Digit] = []
+    for n, where, steps in dim:
+        if n == 1 and where not in single:
+            continue
+        if merged and merged[-1][1] == where and n > 1:
+            m, _, outer = merged[-1]
+            if where is None or (isinstance(steps, int) and isinstance(outer, int) and outer == n * steps and m > 1):
+                merged[-1] = (m * n, where, 0 if where is None else steps)
                 continue
-            if merged and merged[-1][1] == held and not isinstance(held, tuple):
-                merged[-1] = (merged[-1][0] * size, held)
-            else:
-                merged.append((size, held))
-        made.append(tuple(merged))
-    return tuple(made)
+        merged.append((n, where, steps))
+    return tuple(merged)
 
 
-def placed(dims: Iterable[Sequence[Factor]], like: State = State(), **changes: Any) -> State:
+def placed(dims: Iterable[Iterable[Digit]], like: State = State(), **changes: Any) -> State:
     """A state with these dimensions."""
-    return like.but(dims=tidy(dims), **changes)
+    state = like.but(**changes)
+    listed = [tuple(dim) for dim in dims]
+    single = _single([digit for dim in listed for digit in dim], state)
+    return replace(state, dims=tuple(tidy(dim, single) for dim in listed))
 
 
-def whole(extents: Iterable[int], held: str | None = WHOLE) -> tuple[Dim, ...]:
-    return tidy([((n, held),) for n in extents])
-
-
-# ---------------------------------------------------------------- tables
-
-
-def prime_factors(n: int) -> list[int]:
-    """The primes of a number, the least first."""
-    found: list[int] = []
-    p = 2
-    while n > 1:
-        while n % p == 0:
-            found.append(p)
-            n //= p
-        p += 1
+def _single(digits: Sequence[Digit], state: State) -> set[int]:
+    """The coordinates whose digits of size 1 say where starts belong that are less than the steps of all others."""
+    found = set[int]()
+    for where, table in state.starts:
+        if differs(table):
+            ones = [stride(d) for d in digits if d[1] == where and d[0] == 1]
+            larger = [stride(d) for d in digits if d[1] == where and d[0] > 1]
+            if ones and min(larger, default=max(ones) + 1) > max(ones):
+                found.add(where)
     return found
 
 
-def digits(table: Sequence[int], size: int, known: frozenset[Table] = frozenset()) -> list[Factor]:
-    """Numbers of blocks below `size` as factors of prime size, the outermost first; of several orders of the primes the
-    one whose tables are `known`."""
-    primes = prime_factors(size)
-    orders = {tuple(primes), tuple(primes[::-1])} if len(set(primes)) > 1 else {tuple(primes)}
-    found = [_digits(tuple(table), order) for order in sorted(orders)]
-    return max(found, key=lambda factors: sum(held in known for _, held in factors)) if found else []
+def assembled(
+    parts: Iterable[Iterable[Part]], hidden: Mapping[int, Table], like: State = State(), **changes: Any
+) -> State:
+    """A state of digits with the parts of starts that belong to them, and of hidden coordinates."""
+    starts = dict(hidden)
+    listed = [list(dim) for dim in parts]
+    for (_, where, _), part in (each for dim in listed for each in dim):
+        if where is not None and part is not None:
+            starts[where] = plus(part, starts[where]) if where in starts else part
+    return placed([[digit for digit, _ in dim] for dim in listed], like, starts=frozenset(starts.items()), **changes)
 
 
-@cache
-def _digits(table: Table, primes: tuple[int, ...]) -> list[Factor]:
-    left, factors = list(table), list[Factor]()
-    stride = math.prod(primes)
-    for prime in primes:
-        stride //= prime
-        factors.append((prime, tuple(n // stride for n in left)))
-        left = [n % stride for n in left]
-    return factors
+def any_digit(n: int) -> list[Digit]:
+    """A dimension along which a value is constant."""
+    return [(n, None, 0)]
 
 
-@cache
-def varies(table: Table, groups: Groups) -> bool:
-    """Tells whether the table differs between devices of one group."""
-    return any(table[device] != table[group[0]] for group in groups for device in group)
+def whole_digit(n: int) -> list[Digit]:
+    """A dimension that each device holds whole, of a coordinate of its own."""
+    return [(n, new_coordinate(), 1)]
 
 
-@cache
-def between(table: Table, groups: Groups) -> Table:
-    """The table of what is still told apart after all devices of a group have the same."""
-    seen: dict[tuple[int, ...], int] = {}
-    made = list(table)
-    for group in groups:
-        mark = seen.setdefault(tuple(sorted({table[device] for device in group})), len(seen))
-        for device in group:
-            made[device] = mark
-    return tuple(made)
+def whole(extents: Iterable[int]) -> tuple[Dim, ...]:
+    return tuple(tidy(whole_digit(n)) for n in extents)
 
 
-@cache
-def positions(groups: Groups, devices: int) -> Table:
-    """Each device's place in its group; 0 for one that is in none."""
-    places = [0] * devices
-    for group in groups:
-        for at, device in enumerate(group):
-            if device < devices:
-                places[device] = at
-    return tuple(places)
+def is_loose(dim: Iterable[Digit]) -> bool:
+    return all(where is None for _, where, _ in dim)
 
 
-def labels(rows: npt.NDArray[Any]) -> Table:
-    """Equal numbers for equal rows."""
-    _, inverse = np.unique(rows.reshape(len(rows), -1), axis=0, return_inverse=True)
-    return tuple(int(n) for n in inverse.reshape(-1))
+def has_any(state: State) -> bool:
+    return any(where is None for dim in state.dims for _, where, _ in dim)
 
 
-def decided_by(table: Table, others: Iterable[Table]) -> bool:
-    """Tells whether the table is a function of the others."""
-    rows = list(zip(*others, strict=True)) or [()] * len(table)
-    return len(set(rows)) == len(set(zip(rows, table, strict=True)))
+def renamed(state: State, taken: Iterable[int]) -> State:
+    """The state with new names for coordinates that are `taken`."""
+    names = {where: new_coordinate() for where in {*taken} & {*state.shown, *(where for where, _ in state.starts)}}
+    if not names:
+        return state
+    dims = tuple(tuple((n, names.get(w, w) if w is not None else None, s) for n, w, s in dim) for dim in state.dims)
+    return replace(
+        state,
+        dims=dims,
+        starts=frozenset((names.get(where, where), table) for where, table in state.starts),
+        soft=frozenset(names.get(where, where) for where in state.soft),
+        displaced=frozenset(names.get(where, where) for where in state.displaced),
+    )
 
 
 def moved(state: State, sources: Sequence[int]) -> State:
@@ -217,11 +267,9 @@ def moved(state: State, sources: Sequence[int]) -> State:
     def at(table: Table) -> Table:
         return tuple(table[source] for source in sources)
 
-    dims = tuple(tuple((n, at(held) if isinstance(held, tuple) else held) for n, held in dim) for dim in state.dims)
     return state.but(
-        dims=dims,
+        starts=frozenset((where, at(table)) for where, table in state.starts),
         partial=frozenset((kind, at(table)) for kind, table in state.partial),
-        hidden=frozenset(map(at, state.hidden)),
         open=frozenset(map(at, state.open)),
     )
 
@@ -233,7 +281,7 @@ def of_number(number: Number, shape: Sequence[int]) -> State:
     """A value that is known: one that is alike everywhere fits whatever is wanted; one that counts up along a
     dimension, from another start on each device, is a block of it."""
     zero = not np.any(number)
-    loose = tuple(whole([n], ANY)[0] for n in shape)
+    loose = tuple(tidy(any_digit(n)) for n in shape)
     if len(number) == 1 or (number == number[:1]).all():
         return State(loose, constant=True, zero=zero, number=number[:1])
     long = [axis for axis in range(1, number.ndim) if number.shape[axis] > 1]
@@ -242,17 +290,16 @@ def of_number(number: Number, shape: Sequence[int]) -> State:
         step, n = rows[0, 1] - rows[0, 0], rows.shape[1]
         starts = rows[:, 0] - rows[:, 0].min()
         if step and (np.diff(rows, axis=1) == step).all() and not (starts % (step * n)).any():
-            blocks = starts // (step * n)
-            dims = [*loose]
-            dims[long[0] - 1] = (*digits([int(b) for b in blocks], int(blocks.max()) + 1), (n, WHOLE))
-            return placed(dims, number=number)
+            where = new_coordinate()
+            dims = [[(n, where, 1)] if at == long[0] - 1 else dim for at, dim in enumerate(loose)]
+            return placed(dims, starts=frozenset({(where, tuple(int(s) for s in starts // step))}), number=number)
     return State(loose, open=frozenset({labels(number)}), number=number)
 
 
 # ---------------------------------------------------------------- shardings
 
 
-def of_sharding(text: str, shape: Sequence[int], devices: int, known: frozenset[Table]) -> State:
+def of_sharding(text: str, shape: Sequence[int], devices: int) -> State:
     """The state of an array of this shape on each device under a sharding as HLO writes it; open if it is not read."""
     unknown = State(whole(shape), open=frozenset({tuple(range(devices))}))
     if "replicated" in text and "devices=" not in text:
@@ -270,12 +317,11 @@ def of_sharding(text: str, shape: Sequence[int], devices: int, known: frozenset[
     last = _LAST.search(text)
     if grid.size != devices or (last and last[1].strip(", ") not in {"", "replicated"}):
         return unknown
-    where = np.empty((devices, len(extents)), int)
-    where[grid.reshape(-1)] = np.array(np.unravel_index(np.arange(devices), extents)).T
-    dims = [
-        (*digits([int(n) for n in where[:, axis]], extents[axis], known), (n, WHOLE)) for axis, n in enumerate(shape)
-    ]
-    return placed(dims)
+    blocks = np.empty((devices, len(extents)), int)
+    blocks[grid.reshape(-1)] = np.array(np.unravel_index(np.arange(devices), extents)).T
+    names = [new_coordinate() for _ in shape]
+    starts = {(names[at], tuple(int(b) * n for b in blocks[:, at])) for at, n in enumerate(shape) if extents[at] > 1}
+    return placed([[(n, names[at], 1)] for at, n in enumerate(shape)], starts=frozenset(starts))
 
 
 def shardings_of(text: str) -> list[str]:
@@ -292,145 +338,3 @@ def shardings_of(text: str) -> list[str]:
         if character == "}" and depth == 1:
             parts.append(inner[start : at + 1])
     return parts
-
-
-# ---------------------------------------------------------------- shapes
-
-
-def reshaped(state: State, shape: Sequence[int]) -> State | None:
-    """The state under another shape; None where a split dimension is cut within a factor."""
-    target = list(shape)
-    if target == list(state.shape):
-        return state
-    dims, hidden, soft, at = list[list[Factor]](), set(state.hidden), set(state.soft), 0
-    for taken, made in _aligned(state.shape, target):
-        source, extents = state.dims[at : at + taken], target[len(dims) : len(dims) + made]
-        after_one = bool(dims) and target[len(dims) - 1] == 1 and (at == 0 or state.shape[at - 1] != 1)
-        at += taken
-        ones: list[list[Factor]] = [list(dim) for dim in source if extent(dim) == 1]
-        places = [i for i, n in enumerate(extents) if n == 1]
-        if len(ones) != len(places) == 1:
-            ones = [dim for dim in ones if dim]
-        if len(ones) != len(places):
-            ones = [list[Factor]() for _ in places]
-        hidden.update(t for dim in source if extent(dim) == 1 for t in tables_of(dim))
-        hidden.difference_update(t for dim in ones for t in tables_of(tuple(dim)))
-        factors = [factor for dim in source if extent(dim) > 1 for factor in dim]
-        parts = _dealt(factors, extents, hidden, soft, after_one)
-        if parts is None:
-            return None
-        for place, one in zip(places, ones, strict=True):
-            parts[place] = one
-        dims.extend(parts)
-    if sum(n > 1 for n in target) > sum(n > 1 for n in state.shape):
-        soft.update(t for t in tables_of(tuple(dims[-1])))
-    number = None
-    if state.number is not None and state.number.shape[1:] == state.shape:
-        number = state.number.reshape(len(state.number), *shape)
-    elif state.number is not None and state.number[0].size == 1:
-        number = state.number.reshape(len(state.number), *[1] * len(shape))
-    return placed(
-        dims,
-        state,
-        hidden=frozenset(hidden),
-        number=number,
-        constant=state.constant,
-        zero=state.zero,
-        soft=frozenset(soft),
-    )
-
-
-def _aligned(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of dimensions of equal product: how many of the one, how many of the other."""
-    runs: list[tuple[int, int]] = []
-    i = j = 0
-    while i < len(source) or j < len(target):
-        a, b, taken, made = 1, 1, 0, 0
-        while taken + made == 0 or a != b:
-            if (a <= b and i < len(source)) or j >= len(target):
-                a, i, taken = a * source[i], i + 1, taken + 1
-            else:
-                b, j, made = b * target[j], j + 1, made + 1
-            if i >= len(source) and j >= len(target):
-                break
-        while i < len(source) and source[i] == 1:
-            i, taken = i + 1, taken + 1
-        while j < len(target) and target[j] == 1:
-            j, made = j + 1, made + 1
-        runs.append((taken, made))
-    return runs
-
-
-def _dealt(
-    factors: Sequence[Factor], extents: Sequence[int], hidden: set[Table], soft: set[Table], after_one: bool
-) -> list[list[Factor]] | None:
-    """Factors dealt out to dimensions, from the minor end. A table that stands before what one dimension takes splits
-    that one, unless a new dimension of extent 1 comes before it, which may as well be its own: then it is soft."""
-    left = list(factors)
-    dims: list[list[Factor]] = []
-    for index in range(len(extents) - 1, -1, -1):
-        need, dim = extents[index], list[Factor]()
-        while need > 1:
-            if not left:
-                return None
-            size, held = left.pop()
-            if isinstance(held, tuple):
-                dim.insert(0, (size, held))
-                continue
-            common = math.gcd(size, need)
-            if common == 1 or (common < size and common < need):
-                return None
-            dim.insert(0, (common, held))
-            need //= common
-            if common < size:
-                left.append((size // common, held))
-        while left and isinstance(left[-1][1], tuple) and extents[index] > 1:
-            size, held = left.pop()
-            dim.insert(0, (size, held))
-            if isinstance(held, tuple) and (extents[index - 1] == 1 if index else after_one):
-                soft.add(held)
-        dims.insert(0, dim)
-    for _, held in left:
-        if isinstance(held, tuple):
-            hidden.add(held)
-    return dims
-
-
-def taken_apart(dim: Dim, count: int) -> tuple[list[Factor], list[Factor]] | None:
-    """The outer factors of a dimension of which a device holds `count` parts, with tables between them, and the rest;
-    None where no factors come to that."""
-    outer, rest, need = list[Factor](), list(dim), count
-    while need > 1:
-        if not rest:
-            return None
-        size, held = rest.pop(0)
-        if isinstance(held, tuple):
-            outer.append((size, held))
-            continue
-        common = math.gcd(size, need)
-        if common == 1 or (common < size and common < need):
-            return None
-        outer.append((common, held))
-        need //= common
-        if common < size:
-            rest.insert(0, (size // common, held))
-    return outer, rest
-
-
-def in_blocks(dim: Dim, blocks: Sequence[int], count: int, known: frozenset[Table]) -> list[Factor] | None:
-    """A dimension of whose `count` parts each device keeps the one that `blocks` numbers."""
-    apart = taken_apart(dim, count)
-    if apart is None:
-        return None
-    outer, rest = apart
-    made: list[Factor] = []
-    left, stride = np.array(blocks), count
-    for size, held in outer:
-        if isinstance(held, tuple):
-            made.append((size, held))
-            continue
-        stride //= size
-        if held != ANY:
-            made.extend(f for f in digits([int(n) for n in left // stride], size, known) if len(set(f[1] or ())) > 1)
-        left = left % stride
-    return [*made, *rest]

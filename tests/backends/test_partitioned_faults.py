@@ -65,6 +65,8 @@ def told(*lines: str, results: list[str] | None = None) -> list[str]:
           "dimensions={1}"], ["gathers equal blocks over model: dimension 1 is whole"]),
         (["%n = f32[8,16] negate(%h)", f"%r = f32[8,16] all-reduce(%h), {ROWS}", "ROOT %t = f32[8,16] add(%r, %n)"],
          ["add of a sum over model that is still to be made and a value that is whole"]),
+        (["ROOT %t = f32[64,16] all-gather(%h), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}"],
+         ["gathers both blocks and addends over data model"]),
     ],
 )  # fmt: skip
 def test_what_is_told(lines: list[str], reasons: list[str]) -> None:
@@ -78,7 +80,7 @@ def test_what_is_told(lines: list[str], reasons: list[str]) -> None:
         ("{replicated}", ["the result differs between devices along data, which its sharding says hold the same"]),
         ("{devices=[1,2,4]<=[8] last_tile_dim_replicate}",
          ["the result has other blocks of dimension 0 than its sharding says, along data"]),
-        ("{devices=[2,4]<=[8]}", ["the result has other blocks of dimension 1 than its sharding says, along data"]),
+        ("{devices=[2,4]<=[8]}", ["the result has other blocks of dimension 1 than its sharding says, along model"]),
     ],
 )  # fmt: skip
 def test_results_against_their_shardings(result: str, reason: list[str]) -> None:
@@ -100,6 +102,156 @@ def test_a_sum_over_two_axes_of_which_one_is_forgotten() -> None:
     (fault,) = faults_of(parse(text.format(lines=lines)), {"replica": 2, "fsdp": 4})
     assert fault.reason.startswith("tanh uses a sum over replica as whole")
     assert [(frame.file, frame.line) for frame in fault.stack] == [("layer.py", 7)]
+
+
+EIGHT = """HloModule eight, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}}
+
+%body (p: (s32[], f32[2,16])) -> (s32[], f32[2,16]) {{
+  %p = (s32[], f32[2,16]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %v = f32[2,16] get-tuple-element(%p), index=1
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  {body}
+  ROOT %q = (s32[], f32[2,16]) tuple(%next, %turned)
+}}
+
+%condition (p: (s32[], f32[2,16])) -> pred[] {{
+  %p = (s32[], f32[2,16]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %trips = s32[] constant(4)
+  ROOT %less = pred[] compare(%i, %trips), direction=LT
+}}
+
+ENTRY %main (x: f32[2,16], w: f32[16,2], t: f32[8,16], n: s32[2]) -> f32[2,16] {{
+  %x = f32[2,16]{{1,0}} parameter(0), sharding={{devices=[8,1]<=[8]}}
+  %w = f32[16,2]{{1,0}} parameter(1), sharding={{devices=[1,8]<=[8]}}
+  %t = f32[8,16]{{1,0}} parameter(2), sharding={{devices=[8,1]<=[8]}}
+  %n = s32[2]{{0}} parameter(3), sharding={{devices=[8]<=[8]}}
+  %id = u32[] partition-id()
+{lines}
+}}
+"""
+"""Rows of x, columns of w, rows of a table and indices, each over eight devices."""
+
+ALL, BACKWARDS = "replica_groups={{0,1,2,3,4,5,6,7}}", "replica_groups={{7,6,5,4,3,2,1,0}}"
+PIECES = [f"%p{at} = f32[2,2] slice(%x), slice={{[0:2], [{2 * at}:{2 * at + 2}]}}" for at in range(8)]
+OPERANDS, TYPES = ", ".join(f"%p{at}" for at in range(8)), ", ".join(["f32[2,2]"] * 8)
+PARTS = [f"%r{at} = f32[2,2] get-tuple-element(%e), index={at}" for at in range(8)]
+RECEIVED = ", ".join(f"%r{at}" for at in range(8))
+STACKED = f"ROOT %c = f32[16,2] concatenate({RECEIVED}), dimensions={{0}}"
+COLUMNS_OF_ALL, ROWS_OF_ALL = "{devices=[1,8]<=[8]}", "{devices=[8,1]<=[8]}"
+
+
+def told_of_eight(*lines: str, result: str | None = None, body: str = "%turned = f32[2,16] negate(%v)") -> list[str]:
+    text = EIGHT.format(lines="\n".join(f"  {line}" for line in lines), body=body)
+    return [fault.reason for fault in faults_of(parse(text), {"x": 8}, None if result is None else [result])]
+
+
+@pytest.mark.parametrize(
+    ("lines", "result", "reasons"),
+    [
+        ([*PIECES, f"%e = ({TYPES}) all-to-all({OPERANDS}), {ALL}", *PARTS, STACKED], COLUMNS_OF_ALL, []),
+        ([*PIECES, f"%e = ({TYPES}) tuple({OPERANDS})", *PARTS, STACKED], COLUMNS_OF_ALL,
+         ["the result has other blocks of dimension 0 than its sharding says, along x"]),
+        ([*PIECES, f"%e = ({TYPES}) all-to-all({OPERANDS}), {BACKWARDS}", *PARTS, STACKED], COLUMNS_OF_ALL,
+         ["exchanges blocks over x in another order than theirs"]),
+        ([*PIECES, f"%e = ({TYPES}) all-to-all({OPERANDS}), {ALL}", *PARTS, f"%c = f32[16,2] concatenate({RECEIVED}), "
+          "dimensions={0}", "ROOT %s = f32[16,2] add(%c, %w)"], COLUMNS_OF_ALL, []),
+    ],
+)  # fmt: skip
+def test_pieces_that_are_exchanged(lines: list[str], result: str, reasons: list[str]) -> None:
+    assert told_of_eight(*lines, result=result) == reasons
+
+
+@pytest.mark.parametrize(
+    ("lines", "reasons"),
+    [
+        ([f"%g = f32[8,2,16] all-gather(%b), {ALL}, dimensions={{0}}", "ROOT %r = f32[16,16] reshape(%g)"], []),
+        ([f"%g = f32[8,2,16] all-gather(%b), {BACKWARDS}, dimensions={{0}}", "ROOT %r = f32[16,16] reshape(%g)"],
+         ["gathers the blocks of dimension 0 over x in another order than theirs"]),
+        ([f"ROOT %g = f32[2,128] all-gather(%x), {ALL}, dimensions={{1}}"],
+         ["gathers blocks of dimension 0 over x in dimension 1"]),
+        (["%g1 = f32[4,16] all-gather(%x), replica_groups={{0,2},{1,3},{4,6},{5,7}}, dimensions={0}",
+          "%g2 = f32[8,16] all-gather(%g1), replica_groups={{0,1},{2,3},{4,5},{6,7}}, dimensions={0}",
+          "%g3 = f32[16,16] all-gather(%g2), replica_groups={{0,4},{1,5},{2,6},{3,7}}, dimensions={0}",
+          f"%o = f32[16,16] all-gather(%x), {ALL}, dimensions={{0}}", "ROOT %s = f32[16,16] add(%g3, %o)"],
+         ["joins blocks of dimension 0 in different orders"]),
+    ],
+)  # fmt: skip
+def test_gathers_of_blocks(lines: list[str], reasons: list[str]) -> None:
+    """The order is told too where a dimension of extent 1 is made for what is gathered."""
+    assert told_of_eight("%b = f32[1,2,16] reshape(%x)", *lines) == reasons
+
+
+def test_rows_that_are_repeated_in_place_of_a_gather() -> None:
+    """What was to be gathered is put side by side with itself, and contracted with all rows of a matrix."""
+    copies = ", ".join(["%x"] * 8)
+    lines = [
+        f"%g = f32[16,16] concatenate({copies}), dimensions={{0}}",
+        "ROOT %d = f32[16,2] dot(%g, %w), lhs_contracting_dims={0}, rhs_contracting_dims={0}",
+    ]
+    (reason,) = told_of_eight(*lines)
+    assert reason == ("contracts or pairs different blocks, along x: dimension 0 split along x, dimension 0 whole")
+
+
+def test_blocks_of_two_dimensions_along_one_axis() -> None:
+    """A product of rows with columns has blocks of its diagonal alone."""
+    lines = ["ROOT %d = f32[2,2] dot(%x, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}"]
+    assert told_of_eight(*lines) == ["splits along x what differs along x already"]
+
+
+def test_rows_looked_up_in_other_blocks() -> None:
+    """A permute has exchanged the blocks of a table, but not those of the indices of its rows."""
+    pairs = ",".join(f"{{{device},{device ^ 1}}}" for device in range(8))
+    lines = [
+        "%rows = s32[2,1] iota(), iota_dimension=0",
+        "%at = s32[2,1] reshape(%n)",
+        "%both = s32[2,2] concatenate(%rows, %at), dimensions={1}",
+        "ROOT %l = f32[2] gather(%table, %both), offset_dims={}, collapsed_slice_dims={0,1}, start_index_map={0,1}, "
+        "index_vector_dim=1, slice_sizes={1,1}",
+    ]
+    assert told_of_eight("%table = f32[2,16] copy(%x)", *lines) == []
+    permuted = f"%table = f32[2,16] collective-permute(%x), source_target_pairs={{{pairs}}}"
+    assert told_of_eight(permuted, *lines) == ["looks rows up along x in other blocks than theirs"]
+
+
+@pytest.mark.parametrize(("reshape", "reasons"), [("<=[8]", []), ("<=[2,4]T(1,0)", 1)])
+def test_rows_taken_by_the_device_s_number(reshape: str, reasons: int | list[str]) -> None:
+    """Two devices each take the same four rows: the number of a device is shifted and multiplied."""
+    lines = [
+        f"%g = f32[16,16] all-gather(%x), {ALL}, dimensions={{0}}",
+        "%one = u32[] constant(1)",
+        "%half = u32[] shift-right-logical(%id, %one)",
+        "%four = u32[] constant(4)",
+        "%start = u32[] multiply(%half, %four)",
+        "%zero = u32[] constant(0)",
+        "ROOT %s = f32[4,16] dynamic-slice(%g, %start, %zero), dynamic_slice_sizes={4,16}",
+    ]
+    found = told_of_eight(*lines, result=f"{{devices=[4,1,2]{reshape} last_tile_dim_replicate}}")
+    assert (found if reasons == [] else len(found)) == reasons
+
+
+def test_pieces_that_go_round_are_not_accused() -> None:
+    """Each device multiplies the piece that it has just now, in a loop and after it."""
+    pairs = ",".join(f"{{{device},{(device + 1) % 8}}}" for device in range(8))
+    lines = [
+        "%zero = s32[] constant(0)",
+        "%start = (s32[], f32[2,16]) tuple(%zero, %x)",
+        "%while = (s32[], f32[2,16]) while(%start), condition=%condition, body=%body",
+        "ROOT %last = f32[2,16] get-tuple-element(%while), index=1",
+    ]
+    ring = f"%turned = f32[2,16] collective-permute(%v), source_target_pairs={{{pairs}}}"
+    assert told_of_eight(*lines, result="{replicated}", body=ring) == []
+    still = "%turned = f32[2,16] negate(%v)"
+    reason = "the result differs between devices along x, which its sharding says hold the same"
+    assert told_of_eight(*lines, result="{replicated}", body=still) == [reason]
 
 
 @pytest.mark.parametrize("family", [0, 5, 10, 14])

@@ -1,121 +1,289 @@
-"""Dimensions of two operands compared, and their orders."""
+"""Dimensions of two operands compared, digit by digit."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
-from shardwright.backends.hlo.groups import Groups
 from shardwright.backends.hlo.states import (
-    ANY,
-    MOVED,
-    WHOLE,
-    Dim,
-    Factor,
+    Digit,
+    Part,
     State,
-    Table,
-    decided_by,
-    extent,
-    labels,
-    placed,
-    tables_of,
-    taken_apart,
+    new_coordinate,
+    renamed,
+    stride,
 )
+from shardwright.backends.hlo.tables import Table, decided_by, differs, prime_tables, ranked
 
 
-def unified(
-    a: Dim,
-    b: Dim,
-    hidden_of_b: frozenset[Table],
-    hidden_of_a: frozenset[Table],
-    soft: frozenset[Table] = frozenset(),
-    detached: set[Table] | None = None,
-) -> Dim | None:
-    """One dimension that two operands share; None where they hold different blocks of it. What is split here by
-    `soft` tables and whole there is the part of a dimension of extent 1 that was left out: they are `detached`."""
-    if a == b or is_loose(b):
-        return a
-    if is_loose(a):
-        return b
-    if extent(a) == 1:
-        return max(a, b, key=len)  # such dimensions come and go
-    tables_a, tables_b = tables_of(a), tables_of(b)
-    plain_a, plain_b = plain(a), plain(b)
-    if plain_a == plain_b:
-        return plain_a
-    if tables_a != tables_b:
-        more, less = (a, b) if len(tables_a) > len(tables_b) else (b, a)
-        beside = hidden_of_b if more is a else hidden_of_a
-        missing = [t for t in tables_of(more) if t not in tables_of(less)]
-        if all(t in beside for t in missing) and missing:
-            rest = [f for f in more if f[1] not in missing]
-            if alike(tuple(rest), less):
-                return more
-        outer = [t for _, t in plain(more)[: len(missing)]]
-        rest = plain(more)[len(missing) :]
-        if detached is not None and outer == missing and all(t in soft for t in missing) and alike(rest, less):
-            detached.update(missing)
-            return less
+def parted_digit(digit: Digit, minor: int) -> tuple[Digit, Digit] | None:
+    """A digit as a major one and a minor one of this size; None where its steps do not count."""
+    n, where, steps = digit
+    if n % minor:
         return None
-    return min(plain_a, plain_b, key=len) if alike(a, b) else None
+    if isinstance(steps, int):
+        return (n // minor, where, steps * minor), (minor, where, steps)
+    rows = np.array(steps).reshape(-1, minor)
+    if (rows - rows[:, :1] != rows[0]).any():
+        return None
+    major, rest = (tuple(int(s) for s in each) for each in (rows[:, 0], rows[0]))
+    return (n // minor, where, counted(major)), (minor, where, counted(rest))
 
 
-def alike(a: Dim, b: Dim) -> bool:
-    """Tells whether two dimensions that the same tables split are the same, but for where exchanges put factors."""
-    moved = any(held == MOVED for _, held in (*a, *b))
-    return plain(a) == plain(b) or (moved and tables_of(a) == tables_of(b) and extent(a) == extent(b))
+def counted(steps: Sequence[int]) -> int | tuple[int, ...]:
+    """Steps as one number where they are its multiples."""
+    first = steps[1] if len(steps) > 1 else 0
+    return first if all(n == at * first for at, n in enumerate(steps)) else tuple(steps)
 
 
-def tidy_dim(dim: Sequence[Factor]) -> Dim:
-    """A dimension in the form in which dimensions are compared."""
-    return placed([dim]).dims[0]
+def refined(a: Iterable[Digit], b: Iterable[Digit]) -> tuple[list[Digit], list[Digit]] | None:
+    """Two dimensions of one extent as digits of the same sizes, but for those of size 1; None where no digits come to
+    that."""
+    sides = list(a), list(b)
+    made = list[Digit](), list[Digit]()
+    while True:
+        for left, done in zip(sides, made, strict=True):
+            while left and left[-1][0] == 1:
+                done.append(left.pop())
+        if not all(sides):
+            return None if any(sides) else (made[0][::-1], made[1][::-1])
+        one, other = (left.pop() for left in sides)
+        size = math.gcd(one[0], other[0])
+        for digit, left, done in ((one, sides[0], made[0]), (other, sides[1], made[1])):
+            parts = (None, digit) if digit[0] == size else parted_digit(digit, size) if size > 1 else None
+            if parts is None:
+                return None
+            if parts[0] is not None:
+                left.append(parts[0])
+            done.append(parts[1])
 
 
-def plain(dim: Dim) -> Dim:
-    """A dimension of which what is constant counts as whole."""
-    return tidy_dim([(n, held if isinstance(held, tuple) else WHOLE) for n, held in dim])
+@dataclass(frozen=True)
+class Place:
+    """A local digit and its part, with the digits of size 1 before it in its dimension, and after it those at the end.
+    `part` is None in a dimension of extent 1."""
+
+    part: Part | None
+    before: tuple[Part, ...] = ()
+    after: tuple[Part, ...] = ()
+
+    @property
+    def parts(self) -> list[Part]:
+        return [*self.before, *([self.part] if self.part else []), *self.after]
+
+    @property
+    def blocks(self) -> Table | None:
+        """The numbers of the blocks that devices hold here; None where all hold the same."""
+        return _numbered(tuple(t for part in (*self.before, self.part) if part for t in [_above(part)] if t))
+
+    @property
+    def inner(self) -> Table | None:
+        """The numbers of the blocks within each index."""
+        return _numbered(tuple(t for part in (self.part, *self.after) if part for t in [_below(part)] if t))
+
+    @property
+    def is_constant(self) -> bool:
+        """Tells whether the value is the same along here on all devices."""
+        return self.where is None and not self.blocks and not self.inner
+
+    @property
+    def where(self) -> int | None:
+        return self.part[0][1] if self.part else None
 
 
-def is_loose(dim: Dim) -> bool:
-    return all(held == ANY for _, held in dim)
+def places_of(dim: Sequence[Part]) -> list[Place]:
+    """The places of a dimension, from major to minor."""
+    made, before = list[Place](), list[Part]()
+    for part in dim:
+        before.append(part)
+        if part[0][0] > 1:
+            made.append(Place(part, tuple(before[:-1])))
+            before = []
+    if before and made:
+        made[-1] = replace(made[-1], after=tuple(before))
+    return made or [Place(None, tuple(before))]
 
 
-def has_any(state: State) -> bool:
-    return any(held == ANY for dim in state.dims for _, held in dim)
+def _above(part: Part) -> Table | None:
+    digit, table = part
+    if table is None:
+        return None
+    return table if digit[0] == 1 else tuple(n // stride(digit) for n in table)
 
 
-def only_tables(dim: Dim) -> list[Factor]:
-    return [f for f in dim if isinstance(f[1], tuple)]
+def _below(part: Part) -> Table | None:
+    digit, table = part
+    if table is None:
+        return None
+    return table if digit[0] == 1 else tuple(n % stride(digit) for n in table)
 
 
-def shortened(dim: Dim, n: int) -> list[Factor]:
-    """The dimension that a slice at the same place on all devices leaves."""
-    if is_loose(dim):
-        return [(n, ANY)]
-    apart = taken_apart(dim, extent(dim) // n) if extent(dim) % n == 0 else None
-    if apart is not None:
-        return [*(f for f in apart[0] if isinstance(f[1], tuple)), *apart[1]]
-    return [*only_tables(dim), (n, WHOLE)]
+@cache
+def _numbered(tables: tuple[Table, ...]) -> Table | None:
+    """Tables, the outermost first, as numbers."""
+    rows = list(zip(*tables, strict=True))
+    ranks = {row: rank for rank, row in enumerate(sorted(set(rows)))}
+    made = tuple(ranks[row] for row in rows)
+    return made if made and differs(made) else None
 
 
-def is_ordered(own: Sequence[Factor], place: Table, groups: Groups) -> bool:
-    """Tells whether the blocks come in an order that is one of their factors, none of which runs backwards."""
-    for group in groups:
-        rows = sorted(group, key=lambda d: place[d])
-        if any(min(t[d] for d in rows) != t[rows[0]] for _, t in own if isinstance(t, tuple)):
-            return False
-    return math.prod(n for n, _ in own) == len(groups[0])
+def different(part: Part) -> Table | None:
+    """A part's starts where they differ between devices."""
+    return part[1] if part[1] is not None and differs(part[1]) else None
 
 
-def in_order(own: Sequence[Factor], place: Table, groups: Groups) -> bool:
-    """Tells whether each device's place in its group is the number of its block."""
-    number = [0] * len(place)
-    for n, table in own:
-        assert isinstance(table, tuple)
-        number = [block * n + at for block, at in zip(number, table, strict=True)]
-    return all(number[d] == place[d] for group in groups for d in group)
+@dataclass
+class Joint:
+    """Dimensions that two operands share.
+
+    `a` and `b` are the operands with digits of the same sizes there, `parts` the digits of each pair, `hidden` the
+    coordinates that turned out to be dimensions of extent 1. `clash` is the first pair that holds different blocks,
+    `along` the tables along which pairs do; `unknown` tells that digits do not compare.
+    """
+
+    a: State
+    b: State
+    unknown: bool = False
+    summed: bool = False
+    parts: list[list[Part]] = field(default_factory=list[list[Part]])
+    hidden: dict[int, Table] = field(default_factory=dict[int, Table])
+    clash: int | None = None
+    along: set[Table] = field(default_factory=set[Table])
+
+
+def joint(a: State, b: State, pairs: Sequence[tuple[int, int]], *, summed: bool = False) -> Joint:
+    """The dimensions that `pairs` of two operands' dimensions make, of a contraction where they are `summed`."""
+    dims_a, dims_b, unlike = list(a.dims), list(b.dims), set[int]()
+    for at, (left, right) in enumerate(pairs):
+        both = refined(a.dims[left], b.dims[right])
+        if both is None:
+            unlike.add(at)
+        else:
+            dims_a[left], dims_b[right] = tuple(both[0]), tuple(both[1])
+    made = Joint(replace(a, dims=tuple(dims_a)), replace(b, dims=tuple(dims_b)), bool(unlike), summed)
+    parts_a, parts_b = made.a.parts(), made.b.parts()
+    for at, (left, right) in enumerate(pairs):
+        made.parts.append(parts_a[left] if at in unlike else _joined(parts_a[left], parts_b[right], made, at))
+    if made.clash is None:
+        made.clash = _disordered(made, pairs)
+    return made
+
+
+def _joined(mine: Sequence[Part], theirs: Sequence[Part], made: Joint, at: int) -> list[Part]:
+    """The digits of one pair of dimensions."""
+    chosen: list[Part] = []
+    for one, other in zip(places_of(mine), places_of(theirs), strict=True):
+        place = _chosen(one, other, made)
+        if place is None:
+            made.clash = at if made.clash is None else made.clash
+            tables = [different(part) for part in (*one.parts, *other.parts)]
+            made.along |= {t for table in tables if table for t in prime_tables(table)}
+            place = one if one.blocks else other
+        chosen.extend(place.parts)
+    return chosen
+
+
+def _chosen(one: Place, other: Place, made: Joint) -> Place | None:
+    """The one of two places that says more; None where they are of different blocks."""
+    if one.part is None or other.part is None:  # of extent 1, as dimensions that come and go
+        if one.blocks and other.blocks:
+            return one if one.blocks == other.blocks else None
+        return one if one.blocks else other
+    a, b = one.where, other.where
+    if one.is_constant or other.is_constant:
+        return other if one.is_constant else one
+    soft = a in made.a.soft, b in made.b.soft
+    if (one.blocks, one.inner) == (other.blocks, other.inner):
+        doubtful = soft[0] or a is None or a in made.a.displaced or not isinstance(one.part[0][2], int)
+        return other if doubtful else one
+    if one.blocks == other.blocks and not (one.inner and other.inner):
+        made.hidden[new_coordinate()] = one.inner or other.inner or ()  # an index that a slice has picked
+        return other if one.inner else one
+    return _with_outer(one, other, made, soft)
+
+
+def _with_outer(one: Place, other: Place, made: Joint, soft: tuple[bool, bool]) -> Place | None:
+    """The one of two places of different blocks that says less, where the blocks of the other one may be of a dimension
+    of extent 1 beside it, which one operand shows elsewhere or has lost."""
+    lost = [state.hidden if made.summed else state.detached for state in (made.b, made.a)]
+    sides = ((one, other, soft[0], lost[0]), (other, one, soft[1], lost[1]))
+    for mine, theirs, is_soft, beside in sides:
+        if mine.inner or theirs.inner or not mine.blocks:
+            continue
+        if not theirs.blocks and decided_by(mine.blocks, beside):
+            return mine
+        outer = _outside(mine.blocks, theirs.blocks) if is_soft else None
+        if outer:
+            made.hidden[new_coordinate()] = outer
+            return theirs
+    return None
+
+
+def _outside(blocks: Table, inner: Table | None) -> Table | None:
+    """The blocks of what is left of a dimension outside of an inner part; None where that is no part of it."""
+    count = max(inner) + 1 if inner else 1
+    if inner and tuple(n % count for n in blocks) != inner:
+        return None
+    outer = tuple(n // count for n in blocks)
+    return outer if differs(outer) else None
+
+
+def _disordered(made: Joint, pairs: Sequence[tuple[int, int]]) -> int | None:
+    """The first pair in which blocks that an exchange has brought together come in another order than the other
+    operand's."""
+    for mine, theirs, side in ((made.a, made.b, 0), (made.b, made.a, 1)):
+        for where in mine.displaced:
+            steps: list[tuple[int, int]] = []
+            names = set[int | None]()
+            first = None
+            for at, pair in enumerate(pairs):
+                dims = mine.dims[pair[side]], theirs.dims[pair[1 - side]]
+                for digit, other in zip(*([d for d in dim if d[0] > 1] for dim in dims), strict=False):
+                    if digit[1] == where:
+                        first = at if first is None else first
+                        names.add(other[1])
+                        steps.append((stride(digit), stride(other)))
+            if len(names) == 1 and None not in names and not names & theirs.displaced:
+                by_own = sorted(range(len(steps)), key=lambda i: steps[i][0])
+                if by_own != sorted(range(len(steps)), key=lambda i: steps[i][1]):
+                    return first
+    return None
+
+
+def hidden_of(state: State) -> dict[int, Table]:
+    """The starts of coordinates that no digit has."""
+    shown = state.shown
+    return {where: table for where, table in state.starts if where not in shown}
+
+
+def together(a: State, b: State) -> dict[int, Table]:
+    """The hidden coordinates of two operands; one that both have in other words counts once."""
+    ranks = [{ranked(table) for _, table in state.starts if differs(table)} for state in (a, b)]
+    shown = {ranked(table) for where, table in b.starts if where in b.shown}
+    found = {where: table for where, table in hidden_of(a).items() if ranked(table) not in shown}
+    found |= {w: table for w, table in hidden_of(b).items() if differs(table) and ranked(table) not in ranks[0]}
+    return found
+
+
+def crossed(a: State, b: State) -> Table | None:
+    """A hidden table of one operand that the other has in another order."""
+    for one in a.hidden - b.hidden:
+        for other in b.hidden - a.hidden:
+            if decided_by(one, [other]) and decided_by(other, [one]):
+                return one
+    return None
+
+
+def apart(a: State, b: State, *, always: bool = False) -> State:
+    """The second operand with other names for coordinates whose starts are not the first one's."""
+    named = {where for where, _ in (*a.starts, *b.starts)} | {*a.shown} | {*b.shown}
+    mine = {*a.shown, *(where for where, _ in a.starts)}
+    theirs = {*b.shown, *(where for where, _ in b.starts)}
+    return renamed(b, (w for w in named if w in mine and w in theirs and (always or a.start(w) != b.start(w))))
 
 
 def permuted(state: State, order: Sequence[int]) -> State:
@@ -126,9 +294,9 @@ def permuted(state: State, order: Sequence[int]) -> State:
 
 
 def parted(tables: Iterable[Table]) -> Table | None:
-    """The devices that hold the same addend, by number; None where there are no addends."""
-    listed = sorted(tables)
-    return labels(np.array(listed).T) if listed else None
+    """Which devices hold the same addend, by the first that does; None where there are no addends."""
+    rows = list(zip(*tables, strict=True))
+    return tuple(rows.index(row) for row in rows) if rows else None
 
 
 def may_be_addends(state: State, tables: Iterable[Table]) -> bool:

@@ -19,15 +19,8 @@ from shardwright.backends.hlo.checking.step import CheckedInstruction
 from shardwright.backends.hlo.checking.values import (
     Value,
 )
-from shardwright.backends.hlo.states import (
-    ANY,
-    State,
-    decided_by,
-    of_number,
-    placed,
-    tables_of,
-    whole,
-)
+from shardwright.backends.hlo.states import State, any_digit, of_number, placed
+from shardwright.backends.hlo.tables import decided_by
 
 _MOST_NUMBERS = 1 << 16
 """Elements, those of all devices together, up to which a value is computed."""
@@ -55,7 +48,7 @@ class ElementwiseStep(CheckedInstruction):
         together = self.joined(self.states) if made.open else None
         if together is None or together.open:
             return made
-        return placed(together.dims, together, number=made.number)  # a block, as its operands are
+        return together.but(number=made.number)  # a block, as its operands are
 
     def elementwise(self) -> Value:
         """Any function of elements: of a sum that is still to be made it is none of the whole sum."""
@@ -201,16 +194,15 @@ class ElementwiseStep(CheckedInstruction):
         if known is not None:
             return known
         predicate, a, b = self.states
-        states = [s if s.dims else State((*whole(self.shape, ANY),), open=s.open) for s in (predicate,)]
+        states = [s if s.dims else placed(map(any_digit, self.shape), open=s.open) for s in (predicate,)]
         result = self.joined([*states, a, b])
         if result is None:
             return self.opaque_after_fault()
         if predicate.sums and not result.open:
             return self.fault(self.used_as_whole(predicate))
-        split = [t for dim in result.dims for t in tables_of(dim)]
+        split = self.all_tables(result)
         own = frozenset(t for t in predicate.open - a.open - b.open if decided_by(t, split))  # for each block
-        if predicate.number is None or predicate.number[0].size > 1:  # and not of one device's part alone
-            result = result.but(open=result.open - own)
+        result = result.but(open=result.open - own)
         values = [s for s in (a, b) if not s.zero]
         if len(values) < 2:
             rest = values[0] if values else a

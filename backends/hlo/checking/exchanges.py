@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
-from shardwright.backends.hlo.checking.dimensions import (
-    in_order,
-    is_loose,
-    is_ordered,
-)
-from shardwright.backends.hlo.checking.step import CheckedInstruction
+from shardwright.backends.hlo.checking.pieces import Succession, alike, joined_pieces, led, succession
+from shardwright.backends.hlo.checking.reshaping import cut
+from shardwright.backends.hlo.checking.step import CheckedInstruction, told
 from shardwright.backends.hlo.checking.values import (
     Value,
     told_kind,
 )
 from shardwright.backends.hlo.collectives import goes_on
 from shardwright.backends.hlo.groups import Groups, groups_of, pairs_of
-from shardwright.backends.hlo.states import (
-    ANY,
-    MOVED,
-    WHOLE,
-    Factor,
-    State,
+from shardwright.backends.hlo.states import State, extent, is_loose, moved, of_number, placed, whole_digit
+from shardwright.backends.hlo.tables import (
     Table,
+    alike_in,
     between,
-    digits,
-    extent,
-    in_blocks,
-    labels,
-    moved,
-    of_number,
-    placed,
+    decided_by,
+    differs,
+    firsts,
+    is_uneven,
     positions,
-    tables_of,
-    taken_apart,
     varies,
 )
 
@@ -61,11 +50,13 @@ class ExchangeStep(CheckedInstruction):
             set(map(len, groups))
         ) > 1:
             return self._equalled(state, groups) if doubt else self.fault(f"{name} addends of some devices only")
+        certain = alike_in(state.open, groups)
+        shown = state.shown - state.soft
+        split = [t for where, t in state.starts if where in shown and varies(t, certain)]
+        if split and not state.elastic:
+            return self.fault(f"{name} different blocks over {over}: the value is split along "
+                              f"{self.checker.along(split)} there")  # fmt: skip
         if not doubt:
-            split = [t for dim in state.dims for t in tables_of(dim) if varies(t, groups) and t not in state.soft]
-            if split:
-                return self.fault(f"{name} different blocks over {over}: the value is split along "
-                                  f"{self.checker.along(split)} there")  # fmt: skip
             wrong = [t for k, t in state.partial if k != kind and varies(t, groups)]
             if wrong:
                 return self.fault(f"{name} over {over} the addends of {told_kind(state)}")
@@ -82,6 +73,8 @@ class ExchangeStep(CheckedInstruction):
         parts = [t for k, t in state.partial if k == kind and varies(t, groups)]
         apart = [t for t in state.tables - state.open if varies(t, groups) and t not in parts]
         for group in groups:
+            if any(is_uneven([t[device] for device in group]) for t in (*parts, *apart)):
+                return f"some addends only over {over}"
             seen = {tuple(t[device] for t in parts) for device in group}
             with_hidden = {tuple(t[device] for t in (*parts, *apart)) for device in group}
             if kind == "add" and len(with_hidden) < len(group):
@@ -97,22 +90,17 @@ class ExchangeStep(CheckedInstruction):
 
     def _equalled(self, state: State, groups: Groups) -> State:
         """Nothing differs within groups any more."""
-
-        def kept(tables: Iterable[Table]) -> frozenset[Table]:
-            return frozenset(table for table in tables if not varies(table, groups))
-
         made = state.but(
+            starts=frozenset((where, firsts(t, groups) if varies(t, groups) else t) for where, t in state.starts),
             partial=frozenset(each for each in state.partial if not varies(each[1], groups)),
-            hidden=kept(state.hidden),
-            open=frozenset(t for t in (between(table, groups) for table in state.open) if len(set(t)) > 1),
+            open=frozenset(t for t in (between(table, groups) for table in state.open) if differs(t)),
             scale=frozenset(),
             shift=frozenset(),
             elastic=False,
         )
-        dims = [[(n, h) for n, h in dim if not (isinstance(h, tuple) and varies(h, groups))] for dim in state.dims]
         if (state.scale or state.shift) and not any(varies(t, groups) for t in self.checker.scaled_along(state)):
             made = made.but(scale=state.scale, shift=state.shift)
-        return placed(dims, made)
+        return made
 
     def all_reduce(self) -> Value:
         groups, kind = self.groups(), self.reduction()
@@ -130,10 +118,11 @@ class ExchangeStep(CheckedInstruction):
         made: list[State] = []
         for state in self.states:
             summed = self.summed(state, groups, self.reduction())
-            blocks = in_blocks(summed.dims[axis], place, K, self.checker.known)
-            if blocks is None:
+            n = extent(summed.dims[axis]) // K
+            part = cut(summed, axis, [at * n for at in place], n)
+            if part is None:
                 return self.opaque()
-            made.append(placed([blocks if at == axis else d for at, d in enumerate(summed.dims)], summed))
+            made.append(part.but(zero=False, constant=False))
         return made[0] if len(made) == 1 and not self.instruction.type.startswith("((") else tuple(made)
 
     def all_gather(self) -> Value:
@@ -144,98 +133,123 @@ class ExchangeStep(CheckedInstruction):
         return made[0] if len(made) == 1 else tuple(made)
 
     def _gathered(self, state: State, groups: Groups, axis: int) -> State:
-        K, place = len(groups[0]), positions(groups, self.devices)
         doubt = self._doubtful(state, groups)
-        over = self.checker.axes(groups)
         dim = state.dims[axis]
-        own = [(n, h) for n, h in dim if isinstance(h, tuple) and varies(h, groups)]
-        apart = [h for h in state.hidden if varies(h, groups)]
-        elsewhere = [t for at, d in enumerate(state.dims) if at != axis for t in tables_of(d) if varies(t, groups)]
-        addends = [t for _, t in state.partial if varies(t, groups)]
-        rest = [f for f in dim if f not in own]
-        loose = is_loose(dim) and bool(dim)
-        if not doubt and not addends and any(varies(t, groups) for t in self.checker.scaled_along(state)):
-            return self.fault(f"gathers over {over} what each device has scaled by a sum or maximum of its own part")
-        if addends:  # gathered to be reduced on each device
+        if any(varies(t, groups) for _, t in state.partial):  # gathered to be reduced on each device
+            if not doubt and self._mixes(state, groups):
+                return self.fault(f"gathers both blocks and addends over {self.checker.axes(groups)}")
             left = self._equalled(state, groups)
-            dims = [d if at != axis else ((K * extent(dim), WHOLE),) for at, d in enumerate(left.dims)]
+            dims = [d if at != axis else whole_digit(len(groups[0]) * extent(dim)) for at, d in enumerate(left.dims)]
             return placed(dims, left, open=left.open | {self.checker.apart} if not doubt else left.open)
-        if not doubt and not loose:
-            distinct = [
-                {tuple(t[d] for t in (*(h for _, h in own), *apart, *elsewhere)) for d in group} for group in groups
-            ]
-            same = any(len(seen) < len(group) for seen, group in zip(distinct, groups, strict=True))
-            if same and extent(dim) > 1:  # of one index, it may be a broadcast
-                held = f"split along {self.checker.along(tables_of(dim))}" if tables_of(dim) else "whole"
-                return self.fault(f"gathers equal blocks over {over}: dimension {axis} is {held}")
-            gathered = [*own, *((max(t) + 1, t) for t in apart)]
-            if (
-                not same
-                and not elsewhere
-                and not (is_ordered(gathered, place, groups) if apart else in_order(own, place, groups))
-            ):
-                return self.fault(f"gathers the blocks of dimension {axis} over {over} in another order than theirs")
-        first = next((at for at, (_, h) in enumerate(dim) if not isinstance(h, tuple)), len(dim))
-        lead = [at for at, f in enumerate(dim) if f in own]
-        in_place = all(at < first for at in lead) and math.prod(n for n, _ in own) == K and in_order(own, place, groups)
-        if in_place:
-            dims_axis: list[Factor] = [(n, WHOLE) if (n, h) in own else (n, h) for n, h in dim]
-        else:
-            dims_axis = [(K, ANY if loose else MOVED), *rest]
-        left = self._equalled(state, groups)
-        return placed([dims_axis if at == axis else d for at, d in enumerate(left.dims)], left, number=None)
+        made = succession(self._members([state] * len(groups[0]), groups))
+        reason = None if doubt else self._ungathered(state, groups, axis, made)
+        if reason is not None:
+            return self.fault(reason)
+        first = self._members([state], groups)[0]
+        left = self._equalled(state, groups).but(starts=first.starts)
+        if made.reason is None:
+            return led(left, axis, made)
+        dims = [d if at != axis else whole_digit(len(groups[0]) * extent(d)) for at, d in enumerate(left.dims)]
+        return placed(dims, left, open=left.open | {self.checker.apart})
+
+    def _ungathered(self, state: State, groups: Groups, axis: int, made: Succession) -> str | None:
+        """Why the members of groups do not have the blocks of a dimension, one after the other."""
+        over, dim = self.checker.axes(groups), state.dims[axis]
+        if any(varies(t, groups) for t in self.checker.scaled_along(state)):
+            return f"gathers over {over} what each device has scaled by a sum or maximum of its own part"
+        if is_loose(dim) and dim:
+            return None
+        if made.is_constant and extent(dim) > 1:  # of one index, it may be a broadcast
+            return f"gathers equal blocks over {over}: dimension {axis} is {told(state, axis, self.checker)}"
+        own = {where for _, where, _ in dim}
+        if extent(dim) > 1 and not own & made.coordinates:  # of one index, it may be a dimension that is made for it
+            for at, other in enumerate(state.dims):
+                if any(n > 1 and where in made.coordinates for n, where, _ in other):
+                    return f"gathers blocks of dimension {at} over {over} in dimension {axis}"
+        if made.reason or made.backwards:
+            return f"gathers the blocks of dimension {axis} over {over} in another order than theirs"
+        return None
+
+    def _mixes(self, state: State, groups: Groups) -> bool:
+        """Tells whether members of groups differ both in their addends and in their blocks."""
+        addends = [t for _, t in state.partial if varies(t, groups)]
+        return bool(addends) and any(
+            varies(t, groups) and not decided_by(t, addends) for where, t in state.starts if where not in state.soft
+        )
+
+    def _members(self, pieces: Sequence[State], groups: Groups) -> list[State]:
+        """On all members of a group the first piece of its first member, the second of the second, and so on."""
+        return [moved(piece, self._from(at, groups)) for at, piece in enumerate(pieces)]
+
+    def _from(self, at: int, groups: Groups) -> list[int]:
+        """For each device the member of its group at this place."""
+        sources = list(range(self.devices))
+        for group in groups:
+            for device in group:
+                sources[device] = group[at]
+        return sources
 
     def all_to_all(self) -> Value:
-        groups = self.groups()
-        place = positions(groups, self.devices)
-        K = len(groups[0])
-        axes = self.numbers("dimensions")
-        states = self.states
-        told = next((s for s in states if s.cut is not None), None)
-        if not axes and told is not None and all(s.tables == told.tables for s in states):
-            states = [told] * len(states)  # slices of one value
-        made: list[State] = []
-        written = "shard_map" in self.instruction.op_name
-        axis = axes[0] if axes else next((s.cut for s in states if s.cut is not None), None)
-        for state in states:
-            doubt = self._doubtful(state, groups)
-            gone = [t for t in state.tables - state.open if varies(t, groups)]
-            if not doubt and not gone and not any(is_loose(d) and d for d in state.dims):
-                return (
-                    self.fault(f"exchanges equal blocks over {self.checker.axes(groups)}")
-                    if not axes
-                    else self.opaque()
+        """Each member's pieces, of a tuple or of a dimension, exchanged: the first of all members go to the first."""
+        groups, axes = self.groups(), self.numbers("dimensions")
+        if not axes:
+            made = self._exchanged(self.states, groups)
+            return made if made is not None else self.opaque()
+        K, state = len(groups[0]), self.states[0]
+        n = self.shape[axes[0]] // K
+        pieces = [cut(state, axes[0], [at * n] * self.devices, n) for at in range(K)]
+        exchanged = self._exchanged([piece for piece in pieces if piece is not None], groups)
+        if isinstance(exchanged, State):
+            return exchanged
+        joined = None if exchanged is None else joined_pieces(list(exchanged), axes[0])
+        return joined if joined is not None else self.opaque()
+
+    def _exchanged(self, pieces: Sequence[State], groups: Groups) -> Value | None:
+        """The pieces that each device has after an exchange; None where they are not of one value."""
+        pieces = alike(pieces)
+        first = pieces[0]
+        if any(p.dims != first.dims or p.partial != first.partial or p.scale != first.scale for p in pieces):
+            return None
+        doubt = any(self._doubtful(piece, groups) for piece in pieces)
+        if any(varies(t, groups) for t in first.sums | first.maxima) or len(pieces) != len(groups[0]):
+            mixed = not doubt and self._mixes(first, groups)
+            over = self.checker.axes(groups)
+            return self.fault(f"exchanges both blocks and addends over {over}") if mixed else None
+        unknown = any(varies(t, groups) for piece in pieces for t in piece.open)
+        left = self._equalled(first, groups)
+        left = left.but(open=left.open | {self.checker.apart} if unknown else left.open)
+        received = [left.but(starts=starts) for starts in self._sent(pieces, groups)]
+        reason = None if doubt else self._unexchanged(pieces, received, groups)
+        return self.fault(reason) if reason is not None else tuple(received)
+
+    def _sent(self, pieces: Sequence[State], groups: Groups) -> list[frozenset[tuple[int, Table]]]:
+        """The starts of the pieces that each device receives: from the first member the one that is for its place."""
+        place, zeros = positions(groups, self.devices), (0,) * self.devices
+        sent = [dict(piece.starts) for piece in pieces]
+        names = {where for each in sent for where in each}
+        made: list[frozenset[tuple[int, Table]]] = []
+        for at in range(len(pieces)):
+            source = self._from(at, groups)
+            made.append(
+                frozenset(
+                    (where, tuple(sent[place[d]].get(where, zeros)[source[d]] for d in range(self.devices)))
+                    for where in names
                 )
-            addends = [t for _, t in state.partial if varies(t, groups)]
-            left = self._equalled(state, groups)
-            if addends:
-                left = left.but(open=left.open | {self.checker.apart})
-            blocks = digits(place, K, self.checker.known)
-            dims = [list(dim) for dim in left.dims]
-            tables = frozenset(h for _, h in blocks if isinstance(h, tuple))
-            if axes:
-                apart = taken_apart(tuple(f for f in state.dims[axes[0]] if f[1] not in gone), K)
-                if apart is None:
-                    return self.opaque()
-                dims[axes[0]] = [*(f for f in apart[0] if isinstance(f[1], tuple)), (K, MOVED), *apart[1]]
-            after = None if axis is None or axis + 1 >= len(dims) else dims[axis + 1]
-            source = next((at for at, dim in enumerate(state.dims) if {*tables_of(dim)} & {*gone}), -1)
-            if state.moved is not None:  # exchanged back
-                back = state.moved
-                dims = [[*blocks, *dim] if at == back else dim for at, dim in enumerate(dims)]
-                made.append(placed(dims, left, hidden=left.hidden | (tables if back < 0 else frozenset())))
-            elif axis is not None and after and state.shape[axis + 1] > 1 and not written:
-                # as XLA's partitioner splits a dimension for an exchange, it is the next dimension's outer part
-                outer = [f for f in dims[axis] if isinstance(f[1], tuple)]
-                dims[axis] = [f for f in dims[axis] if not isinstance(f[1], tuple)]
-                dims[axis + 1] = after if is_loose(tuple(after)) else [*outer, *blocks, *after]
-                made.append(placed(dims, left, soft=left.soft | tables, moved=source))
-            else:
-                if axis is not None:
-                    tables |= frozenset(tables_of(tuple(dims[axis])))
-                    dims[axis] = [f for f in dims[axis] if not isinstance(f[1], tuple)]
-                made.append(placed(dims, left, hidden=left.hidden | tables, moved=source))
-        return made[0] if not self.instruction.type.startswith("(") else tuple(made)
+            )
+        return made
+
+    def _unexchanged(self, pieces: Sequence[State], received: Sequence[State], groups: Groups) -> str | None:
+        """Why an exchange does not bring the blocks of a dimension together, one after the other."""
+        over = self.checker.axes(groups)
+        if any(varies(t, groups) for piece in pieces for t in self.checker.scaled_along(piece)):
+            return f"exchanges over {over} what each device has scaled by a sum or maximum of its own part"
+        loose = any(is_loose(dim) and dim for dim in pieces[0].dims)
+        if succession(self._members(pieces, groups)).is_constant and not loose:
+            return f"exchanges equal blocks over {over}"
+        order = succession(received)
+        if order.reason or order.backwards:
+            return f"exchanges blocks over {over} in another order than theirs"
+        return None
 
     def permute(self) -> Value:
         pairs = pairs_of(self.instruction)
@@ -251,9 +265,6 @@ class ExchangeStep(CheckedInstruction):
                 zeros = np.zeros_like(rows[0])
                 result = of_number(np.stack([zeros if s is None else rows[s] for s in sources]), state.shape)
             elif None in sources:
-                result = result.but(
-                    open=result.open | {labels(np.array([s is None for s in sources]))}, zero=state.zero
-                )
                 result = result.but(open=result.open | {self.checker.apart}, zero=state.zero)
             made.append(result)
         return made[0] if len(made) == 1 else tuple(made)

@@ -25,8 +25,8 @@ RULES: dict[str, Callable[[InstructionStep], Value]] = {
             Step.elementwise,
             "abs acos acosh and asin asinh atan atan2 atanh cbrt ceil clamp clz compare cosh cosine erf "
             "exponential-minus-one floor imag is-finite log-plus-one logistic maximum minimum not or popcnt power "
-            "remainder round-nearest-afz round-nearest-even rsqrt shift-left shift-right-arithmetic shift-right- "
-            "logical sign sine sinh sqrt tan tanh xor",
+            "remainder round-nearest-afz round-nearest-even rsqrt shift-left shift-right-arithmetic "
+            "shift-right-logical sign sine sinh sqrt tan tanh xor",
         ),
         (Step.linear, "copy convert reduce-precision negate real"),
         (Step.additive, "add subtract"),

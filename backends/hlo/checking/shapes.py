@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.backends.hlo.checking.dimensions import (
-    is_loose,
-    only_tables,
-    permuted,
-    shortened,
-    tidy_dim,
-    unified,
-)
+from shardwright.backends.hlo.checking.dimensions import apart, different, joint, permuted, places_of, together
+from shardwright.backends.hlo.checking.pieces import joined_pieces
+from shardwright.backends.hlo.checking.reshaping import cut, reshaped
 from shardwright.backends.hlo.checking.step import CheckedInstruction
 from shardwright.backends.hlo.checking.values import (
     Value,
@@ -24,22 +20,31 @@ from shardwright.backends.hlo.checking.values import (
     shape_of,
 )
 from shardwright.backends.hlo.states import (
-    ANY,
-    MOVED,
-    WHOLE,
-    Factor,
+    Digit,
+    Part,
     State,
-    Table,
-    decided_by,
+    any_digit,
+    assembled,
     extent,
-    in_blocks,
-    labels,
+    is_loose,
+    new_coordinate,
     of_number,
     placed,
-    reshaped,
-    tables_of,
     whole,
+    whole_digit,
 )
+from shardwright.backends.hlo.tables import Table, decided_by, dependent, differs, labels, plus, ranked
+
+
+@dataclass
+class Written:
+    """What is written into an array: its digits and hidden coordinates, the tables along which it has become addends,
+    and those along which nothing is known."""
+
+    hidden: dict[int, Table]
+    parts: list[list[Part]] = field(default_factory=list[list[Part]])
+    addends: frozenset[Table] = frozenset()
+    away: frozenset[Table] = frozenset()
 
 
 class ShapeStep(CheckedInstruction):
@@ -69,7 +74,7 @@ class ShapeStep(CheckedInstruction):
 
     def broadcast(self) -> Value:
         state, mapping = self.states[0], self.numbers("dimensions")
-        dims = [list(whole([n], ANY)[0]) for n in self.shape]
+        dims = [any_digit(n) for n in self.shape]
         for at, to in enumerate(mapping):
             dims[to] = list(state.dims[at])
         number = state.number
@@ -110,31 +115,23 @@ class ShapeStep(CheckedInstruction):
                 (slice(None), *(b if number.shape[1 + i] > 1 else slice(None) for i, b in enumerate(bounds)))
             ]
             return of_number(number, self.shape)
-        return self.cut_to(state, [None] * len(bounds))
+        return self.cut_to(state, [[b.start] * self.devices for b in bounds], [b.step for b in bounds])
 
-    def cut_to(self, state: State, starts: Sequence[Sequence[int] | None]) -> State:
-        """Parts of dimensions: at the same place on all devices (None), or where each starts."""
-        dims: list[Sequence[Factor]] = []
-        away = set(state.open)
-        for at, (dim, n) in enumerate(zip(state.dims, self.shape, strict=True)):
-            held, start = extent(dim), starts[at] if at < len(starts) else None
-            if n == held:
-                dims.append(dim)
-            elif start is None or decided_by(
-                labels(np.array(start)), tables_of(dim)
-            ):  # alike, or each in its own block
-                dims.append(shortened(dim, n))
-            elif held % n == 0 and not any(s % n for s in start):
-                blocks = in_blocks(dim, [s // n for s in start], held // n, self.checker.known)
-                if blocks is None:
-                    away.update(tables_of(dim), {labels(np.array(start))})
-                    blocks = list(whole([n])[0])
-                dims.append(blocks)
-            else:
-                away.update(tables_of(dim), {labels(np.array(start))})
-                dims.append(whole([n])[0])
-        cut = next((at for at, n in enumerate(self.shape) if n != state.shape[at]), None)
-        return placed(dims, state, open=frozenset(away), zero=state.zero, constant=state.constant, cut=cut)
+    def cut_to(self, state: State, starts: Sequence[Sequence[int] | None], steps: Sequence[int] = ()) -> State:
+        """Parts of dimensions, where each starts; None is at a place that is the same on all devices."""
+        away = set[Table]()
+        for at, n in enumerate(self.shape):
+            if n == extent(state.dims[at]):
+                continue
+            begins = starts[at] if at < len(starts) else None
+            made = cut(state, at, begins or [0] * self.devices, n, steps[at] if steps else 1)
+            if made is None:
+                away.update(self.all_tables(placed([state.dims[at]], starts=state.starts)))
+                away |= {labels(np.array(begins or [0]))} if len(set(begins or [0])) > 1 else set()
+                dims = [whole_digit(n) if i == at else dim for i, dim in enumerate(state.dims)]
+                made = placed(dims, state, zero=state.zero, constant=state.constant)
+            state = made
+        return state.but(open=state.open | away, zero=state.zero, constant=state.constant)
 
     def _starts(self, states: Sequence[State]) -> tuple[list[list[int] | None], frozenset[Table]]:
         """Where slices start on each device, None where it is the same on all or a value that is not known; and the
@@ -165,54 +162,101 @@ class ShapeStep(CheckedInstruction):
             ]
             return of_number(np.stack(taken), self.shape)
         made = self.cut_to(state, clipped)
-        return made.but(open=made.open | away, zero=state.zero)
+        return made.but(open=made.open | away | self._in_turn(state, clipped), zero=state.zero)
+
+    def _in_turn(self, state: State, starts: Sequence[Sequence[int] | None]) -> frozenset[Table]:
+        """The tables along which each device takes a piece of a dimension where it holds its block of another one: in
+        turn, it may take all of them."""
+        found = set[Table]()
+        for at, begins in enumerate(starts):
+            own = {where for _, where, _ in state.dims[at]}
+            others = [ranked(t) for w, t in state.starts if w in state.shown - own and differs(t)]
+            if begins is not None and len(set(begins)) > 1:
+                found.update(table for table in others if dependent([ranked(tuple(begins)), table]))
+        return frozenset(found)
 
     def dynamic_update_slice(self) -> Value:
         operand, update, *indices = self.states
         starts, away = self._starts(indices)
-        dims: list[Sequence[Factor]] = []
-        addends: set[Table] = set()
-        hidden = operand.hidden | update.hidden
-        doubt = bool(operand.open or update.open)
-        for at, (old, new) in enumerate(zip(operand.dims, update.dims, strict=True)):
-            start, n, held = starts[at], extent(new), extent(old)
-            if start is not None and len(set(start)) > 1 and decided_by(labels(np.array(start)), tables_of(old)):
-                start = None  # each device's own place in its block
-            if start is not None and len(set(start)) > 1:
-                blocks = [s // n for s in start] if held % n == 0 and not any(s % n for s in start) else None
-                made = in_blocks(whole([held])[0], blocks, held // n, self.checker.known) if blocks else None
-                tables = set(tables_of(tuple(made or ())))
-                if not operand.zero or not tables or not tables <= {*tables_of(new), *hidden}:
-                    away |= {labels(np.array(start))}
-                else:
-                    addends |= tables
-                dims.append(whole([held])[0])
-                hidden -= tables
-                continue
-            like = shortened(old, n) if n != held else old
-            both = unified(tidy_dim(like), new, hidden, hidden)
-            if both is None and not doubt:
-                split = [*tables_of(old), *tables_of(new)]
-                self.fault(
-                    f"writes a block of dimension {at} into another one, along {self.checker.along(split)}",
-                    by_block=True,
-                )
-                return self.opaque_after_fault()
-            if both is None or n != held:
-                dims.append([*((p, t) for p, t in (both or old) if isinstance(t, tuple)), (held, WHOLE)])
-            else:
-                dims.append(both)
+        update = apart(operand, update)
+        made = self._written(operand, update, starts)
+        if made is None:
+            return self.opaque_after_fault()
         if operand.zero or operand.constant or operand.partial == update.partial:
             partial = update.partial
         else:
             partial = frozenset[tuple[str, Table]]()
             away |= {t for s in (operand, update) for _, t in s.partial}
-        partial |= {("add", table) for table in addends}
-        hidden -= {t for dim in dims for t in tables_of(tuple(dim))}
-        return placed(
-            dims, hidden=hidden, open=operand.open | update.open | away, partial=partial, scale=update.scale,
-            shift=update.shift, elastic=operand.elastic or update.elastic, soft=operand.soft | update.soft,
+        result = assembled(
+            made.parts, made.hidden, partial=partial | {("add", table) for table in made.addends},
+            open=operand.open | update.open | away | made.away, scale=update.scale, shift=update.shift,
+            elastic=operand.elastic or update.elastic,
         )  # fmt: skip
+        return result.but(soft=(operand.soft | update.soft) & result.coordinates)
+
+    def _written(self, operand: State, update: State, starts: Sequence[Sequence[int] | None]) -> Written | None:
+        """What an array is after an update is written into it; None after a fault."""
+        full = [at for at in range(len(operand.dims)) if extent(operand.dims[at]) == extent(update.dims[at])]
+        both = joint(operand, update, [(at, at) for at in full])
+        doubt = bool(operand.open or update.open)
+        if both.clash is not None and not doubt:
+            self.clash(both, full)
+            return None
+        made = Written(hidden=together(operand, update) | both.hidden)
+        shown = dict(zip(full, both.parts, strict=True))
+        for at, (old, new) in enumerate(zip(both.a.parts(), both.b.parts(), strict=True)):
+            if at in shown:
+                made.parts.append(shown[at])
+                continue
+            begins = starts[at]
+            if begins is not None and decided_by(labels(np.array(begins)), operand.split(at)):
+                begins = begins[:1]  # the same on all devices, or each device's own place in its block
+            if begins is not None and len(set(begins)) > 1:
+                if operand.zero:
+                    made.parts.append(self._spread(new, begins, extent(operand.dims[at]), made.hidden))
+                    made.addends |= self.primes([tuple(begins)])
+                    continue
+                made.away |= {labels(np.array(begins))}
+            wrong = None if doubt or begins is None else self._apart(old, new)
+            if wrong is not None:
+                along = self.checker.along(wrong)
+                self.fault(f"writes a block of dimension {at} into another one, along {along}", by_block=True)
+                return None
+            made.parts.append(self._kept(old, new, extent(operand.dims[at])))
+        return made
+
+    def _apart(self, old: Sequence[Part], new: Sequence[Part]) -> list[Table] | None:
+        """The tables along which an update is another block of a dimension than what it is written into."""
+        mine, theirs = ([t for part in each for t in [different(part)] if t] for each in (old, new))
+        if not mine or not theirs or is_loose(digit for digit, _ in old):
+            return None
+        return [*mine, *theirs] if [p.blocks for p in places_of(old)] != [p.blocks for p in places_of(new)] else None
+
+    def _kept(self, old: list[Part], new: Sequence[Part], held: int) -> list[Part]:
+        """The digits of a dimension into part of which an update is written."""
+        tables = [t for part in new for t in [different(part)] if t]
+        if tables and is_loose(digit for digit, _ in old):
+            return [((held, new_coordinate(), 1), ranked(tables[0]))]
+        return old
+
+    def _spread(self, piece: Sequence[Part], begins: Sequence[int], held: int, hidden: dict[int, Table]) -> list[Part]:
+        """The digits of zeros into which each device has written its piece at its own place."""
+        n = extent(digit for digit, _ in piece)
+        if len(piece) == 1 and isinstance(piece[0][0][2], int) and piece[0][0][1] is not None and n > 1:
+            (_, where, step), part = piece[0]
+            assert isinstance(step, int)
+            return [((held, where, step), plus(part or (0,) * len(begins), begins, -step))]
+        own = [where for where, table in hidden.items() if ranked(table) == ranked(tuple(begins))]
+        if n == 1 and own:
+            table = hidden.pop(own[0])
+            return [((held, own[0], self._pace(table, begins)), (0,) * len(begins))]
+        return [((held, None if is_loose(digit for digit, _ in piece) else new_coordinate(), 1), None)]
+
+    def _pace(self, table: Table, begins: Sequence[int]) -> int:
+        """The step of a coordinate from one place to the next."""
+        first = min(range(len(table)), key=lambda d: begins[d])
+        last = max(range(len(table)), key=lambda d: begins[d])
+        return max(1, (table[last] - table[first]) // (begins[last] - begins[first]))
 
     def concatenate(self) -> Value:
         axis = self.numbers("dimensions")[0]
@@ -225,37 +269,58 @@ class ShapeStep(CheckedInstruction):
                 np.concatenate([np.broadcast_to(n, (rows, *n.shape[1:])) for n in full], axis + 1), self.shape
             )
         if len(set(self.instruction.operands)) == 1:  # the same again and again
-            dims = [(((len(states), ANY), *d) if at == axis else d) for at, d in enumerate(states[0].dims)]
+            dims = [(((len(states), None, 0), *d) if at == axis else d) for at, d in enumerate(states[0].dims)]
             return placed(dims, states[0])
-        split = {tuple(tables_of(s.dims[axis])) for s in states if not is_loose(s.dims[axis])}
+        pieces = joined_pieces(states, axis)
+        return pieces if pieces is not None else self._side_by_side(states, axis)
+
+    def _side_by_side(self, states: Sequence[State], axis: int) -> Value:
+        """Different values one after the other in a dimension, of which each device has the same part."""
         others = [placed([d if at != axis else () for at, d in enumerate(s.dims)], s) for s in states]
-        result = self.joined(others)
+        bare = [placed(s.dims, s, starts=self._outside(s, axis)) for s in others]
+        result = self.joined(bare)
         if result is None:
             return self.opaque_after_fault()
-        dims = list(result.dims)
-        outer = next(iter(split)) if len(split) == 1 else ()
-        known = {t: p for s in states for p, t in s.dims[axis] if isinstance(t, tuple)}
-        held = MOVED if all(s.moved is not None for s in states) else WHOLE
-        dims[axis] = (*((known[t], t) for t in outer), (self.shape[axis], held))
-        inner = [s.dims[axis] for s in states if any(isinstance(h, tuple) for _, h in s.dims[axis][len(outer) :])]
-        doubt = result.open | frozenset(t for dim in inner for t in tables_of(dim))
-        if len(split) > 1:
+        split = {tuple(s.split(axis)) for s in states if not is_loose(s.dims[axis])}
+        where, dims = new_coordinate(), list(result.dims)
+        dims[axis] = ((self.shape[axis], where, 1),)
+        starts, doubt = set(result.starts), result.open
+        if len(split) == 1:
+            own = next(t for s in states if not is_loose(s.dims[axis]) for t in [self._rank_in(s, axis)])
+            starts |= {(where, tuple(n * self.shape[axis] for n in own))} if own else set()
+        else:
             doubt |= {t for each in split for t in each}
-        doubt |= {t for s in states if s.hidden != states[0].hidden for t in s.hidden}
         waiting = [s for s in states if not s.zero]
         if len({(s.partial, s.scale, s.shift) for s in waiting}) > 1:
-            return placed(dims, result, open=doubt | {t for s in states for _, t in s.partial})
+            return placed(
+                dims, result, starts=frozenset(starts), open=doubt | {t for s in states for _, t in s.partial}
+            )
         like = waiting[0] if waiting else states[0]
-        zero = all(s.zero for s in states)
-        return placed(dims, result, open=doubt, partial=like.partial, scale=like.scale, shift=like.shift, zero=zero)
+        return placed(
+            dims, result, starts=frozenset(starts), open=doubt, partial=like.partial, scale=like.scale,
+            shift=like.shift, zero=all(s.zero for s in states),
+        )  # fmt: skip
+
+    def _outside(self, state: State, axis: int) -> frozenset[tuple[int, Table]]:
+        """The starts of coordinates that have no digit in a dimension of the value before."""
+        shown = state.shown
+        own = {where for s in self.states for _, where, _ in s.dims[axis]}
+        return frozenset((where, table) for where, table in state.starts if where in shown or where not in own)
+
+    def _rank_in(self, state: State, axis: int) -> Table | None:
+        """The numbers of a dimension's blocks."""
+        tables = [t for part in state.parts()[axis] for t in [different(part)] if t]
+        return ranked(tuple(map(sum, zip(*tables, strict=True)))) if tables else None
 
     def pad(self) -> Value:
         state = self.states[0]
-        dims = [
-            dim if extent(dim) == n else ((n, ANY),) if is_loose(dim) else (*only_tables(dim), (n, WHOLE))
-            for dim, n in zip(state.dims, self.shape, strict=True)
-        ]
+        dims = [self._padded(dim, n) for dim, n in zip(state.dims, self.shape, strict=True)]
         return placed(dims, state, zero=state.zero and self.states[1].zero)
+
+    def _padded(self, dim: Sequence[Digit], n: int) -> Sequence[Digit]:
+        if extent(dim) == n or is_loose(dim):
+            return dim if extent(dim) == n else any_digit(n)
+        return [(n, dim[0][1], dim[-1][2])]
 
     def reverse(self) -> Value:
         return self.states[0].but()

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.backends.hlo.checking.dimensions import (
+    Joint,
+    apart,
+    crossed,
+    joint,
     nonzero,
-    unified,
+    together,
 )
 from shardwright.backends.hlo.checking.values import (
     Value,
@@ -19,15 +23,8 @@ from shardwright.backends.hlo.checking.values import (
 )
 from shardwright.backends.hlo.collectives import WORDS
 from shardwright.backends.hlo.module import Computation, HloError, Instruction
-from shardwright.backends.hlo.states import (
-    Dim,
-    State,
-    Table,
-    extent,
-    placed,
-    tables_of,
-    whole,
-)
+from shardwright.backends.hlo.states import State, assembled, whole
+from shardwright.backends.hlo.tables import Table, dependent, differs, prime_tables, ranked
 
 if TYPE_CHECKING:
     from shardwright.backends.hlo.faults import Checker
@@ -87,23 +84,24 @@ class CheckedInstruction:
         """Why no device holds what it should: blocks and addends along the same axis, or blocks of two dimensions."""
         if state.open or state.elastic or state.constant:
             return None
-        split = [t for dim in state.dims for t in tables_of(dim)]
-        addends = state.sums & {*split, *state.hidden}
+        split = {t: where for where, table in state.starts if differs(table) for t in prime_tables(table)}
+        addends = state.sums & {*split}
         if addends:
             along = self.checker.along(addends)
             return f"takes blocks along {along} of a sum over {along} that is still to be made"
-        split = [t for dim in state.dims if extent(dim) > 1 for t in tables_of(dim)]
-        twice = [t for t in split if (split.count(t) > 1 or t in state.hidden) and t not in state.soft]
-        if twice and self.instruction.opcode == "dynamic-slice":
+        twice = dependent([ranked(table) for _, table in state.starts if differs(table)])
+        if twice:
             along = self.checker.along(twice)
             return f"splits along {along} what differs along {along} already"
         return None
 
     def fault(self, reason: str, *, by_block: bool = False) -> State:
-        """Notes a fault; what comes after it is not told again. Under `shard_map` what a collective does may be meant
-        so, and where blocks go is not always followed (`by_block`)."""
-        meant = by_block or (not self.checker.typed and self.instruction.opcode.removesuffix("-start") in WORDS)
-        if not meant or "shard_map" not in self.instruction.op_name:
+        """Notes a fault; what comes after it is not told again. Under `shard_map` that somebody wrote, what a
+        collective does may be meant so, and so may what is joined with what (`by_block`); so may that beside rings,
+        where each device takes the pieces in an order of its own."""
+        asked = by_block or self.instruction.opcode.removesuffix("-start") in WORDS
+        written = asked and not self.checker.typed and "shard_map" in self.instruction.op_name
+        if not written and not (by_block and self.checker.has_rings):
             self.checker.fault(self.instruction, reason)
         value = self.checker.unknown(self.instruction.type)
         return value if isinstance(value, State) else State(open=frozenset({self.checker.apart}))
@@ -119,8 +117,10 @@ class CheckedInstruction:
 
     def opaque_like(self, state: State) -> State:
         """Keeps waiting what waits for a sum; where blocks lie is not known."""
-        split = frozenset(t for dim in state.dims for t in tables_of(dim)) | state.hidden
-        return State(whole(self.shape), state.partial, open=state.open | split, scale=state.scale, shift=state.shift)
+        split = frozenset(ranked(table) for _, table in state.starts if differs(table))
+        return State(
+            whole(self.shape), partial=state.partial, open=state.open | split, scale=state.scale, shift=state.shift
+        )
 
     def used_as_whole(self, state: State) -> str:
         return (
@@ -131,31 +131,59 @@ class CheckedInstruction:
     def joined(self, states: Sequence[State]) -> State | None:
         """The state of what is computed element by element of values of one shape, without what is still to be reduced;
         None, after a fault, where they are different blocks."""
-        dims = list(states[0].dims)
-        doubt = any(state.open for state in states)
-        hidden = frozenset[Table]().union(*(state.hidden for state in states))
-        soft = frozenset[Table]().union(*(state.soft for state in states))
-        detached = set[Table]()
+        result = states[0].but(partial=frozenset(), scale=frozenset(), shift=frozenset(), constant=states[0].constant)
         for state in states[1:]:
-            for at, dim in enumerate(state.dims):
-                both = unified(dims[at], dim, hidden, hidden, soft, detached)
-                if both is None and not doubt:
-                    split = [t for d in (dims[at], dim) for t in tables_of(d)]
-                    self.fault(
-                        f"joins different blocks of dimension {at}, along {self.checker.along(split)}: "
-                        f"{told(dims[at], self.checker)} and {told(dim, self.checker)}",
-                        by_block=True,
-                    )
-                    return None
-                dims[at] = both if both is not None else max(dims[at], dim, key=lambda d: len(tables_of(d)))
-        attached = {t for dim in dims for t in tables_of(dim)}
-        return placed(
-            dims,
-            hidden=frozenset(t for t in hidden | detached if t not in attached),
-            open=frozenset[Table]().union(*(state.open for state in states)),
-            constant=all(state.constant for state in states),
-            elastic=any(state.elastic for state in states),
-            soft=soft,
+            both = self._both(result, state)
+            if both is None:
+                return None
+            result = both
+        return result
+
+    def _both(self, a: State, b: State) -> State | None:
+        doubt = bool(a.open or b.open)
+        b = apart(a, b)
+        made = joint(a, b, [(at, at) for at in range(len(a.dims))])
+        if made.clash is not None and not doubt:
+            self.clash(made, range(len(a.dims)))
+            return None
+        wrong = crossed(a, b)
+        if wrong and not doubt:
+            self.fault(f"joins blocks along {self.checker.along([wrong])} in different orders", by_block=True)
+            return None
+        result = assembled(
+            made.parts,
+            together(a, b) | made.hidden,
+            open=a.open | b.open | (self.all_tables(a, b) if made.unknown else frozenset[Table]()),
+            constant=a.constant and b.constant,
+            elastic=a.elastic or b.elastic,
+        )
+        return result.but(
+            soft=(a.soft | b.soft | {*made.hidden}) & result.coordinates,
+            displaced=(a.displaced | b.displaced) & result.shown,
+            constant=result.constant,
+        )
+
+    def all_tables(self, *states: State) -> frozenset[Table]:
+        """The tables along which blocks of values differ."""
+        return frozenset(ranked(table) for state in states for _, table in state.starts if differs(table))
+
+    def clash(self, made: Joint, dims: Sequence[int]) -> None:
+        """Notes that operands are different blocks of one of these dimensions."""
+        assert made.clash is not None
+        at = dims[made.clash]
+        if not made.along:
+            self.fault(f"joins blocks of dimension {at} in different orders", by_block=True)
+            return
+        self.fault(
+            f"joins different blocks of dimension {at}, along {self.checker.along(made.along)}: "
+            f"{told(made.a, at, self.checker)} and {told(made.b, at, self.checker)}",
+            by_block=True,
+        )
+
+    def primes(self, tables: Iterable[Table | None]) -> frozenset[Table]:
+        """The digits of tables, where they differ."""
+        return frozenset(
+            t for table in tables if table and differs(table) for t in prime_tables(table, self.checker.known)
         )
 
     def scaled_by(self, state: State, result: State, factors: Iterable[tuple[str, int]]) -> State:
@@ -184,5 +212,6 @@ class CheckedInstruction:
         return {"and": "minimum", "or": "maximum"}.get(opcode or "", opcode if opcode in KINDS else None)
 
 
-def told(dim: Dim, checker: Checker) -> str:
-    return f"split along {checker.along(tables_of(dim))}" if tables_of(dim) else "whole"
+def told(state: State, at: int, checker: Checker) -> str:
+    split = state.split(at)
+    return f"split along {checker.along(split)}" if split else "whole"

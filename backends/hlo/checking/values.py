@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.backends.hlo.module import parts_of
-from shardwright.backends.hlo.states import (
-    State,
-    Table,
-)
+from shardwright.backends.hlo.states import State
+from shardwright.backends.hlo.tables import Table
 
 Value = State | tuple[Any, ...]
 """The state of an array, or those of a tuple."""
