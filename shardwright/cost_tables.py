@@ -46,7 +46,7 @@ def cost_table(cost: Cost, compiled: CompiledCosts | None = None) -> str:
     memory, room = cost.memory, cost.chip.memory_bytes
     fits = "fits" if memory.peak <= room else f"{bytes_text(memory.peak - room)} too much"
     fits = f"; {fits} in {bytes_text(room)}" if math.isfinite(room) else ""
-    rates = "calibrated" if cost.calibrated else "datasheet"
+    rates = cost.priced_by
     mesh = f"{cost.n_chips} {cost.chip.name} ({rates})"
     return "\n".join(
         [
