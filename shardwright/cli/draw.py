@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Subparsers
+    from shardwright.cost.hardware.constants import Constants
 
 FORMATS = ("svg", "png", "pdf", "dot", "html")
 OF_TIMELINES = ("svg", "png", "pdf", "trace.json")
@@ -97,6 +98,18 @@ def _fits_the_file(args: argparse.Namespace) -> str | None:
     return None if wanted else f"a timeline is drawn as .{', .'.join(OF_TIMELINES)}"
 
 
+def _constants(args: argparse.Namespace) -> Constants:
+    """The constants of the times that are drawn; says how far measured times may be from these."""
+    import sys
+
+    from shardwright.cost.hardware.chips import error_in_words
+
+    chip, constants = chip_and_constants(args)
+    if expected := error_in_words(chip, chip.priced_by(constants)):
+        print(f"note: {expected}", file=sys.stderr)
+    return constants
+
+
 def execute(args: argparse.Namespace) -> int:
     """Draws the program with every layout chosen and every movement a node, unless `--passes` says otherwise."""
     from shardwright.backends.graph.drawing import FORMATS, draw, draw_timeline, format_of
@@ -112,6 +125,7 @@ def execute(args: argparse.Namespace) -> int:
     else:
         program = load_program(args, source)
         priced = args.cost or args.timeline
+        constants = _constants(args) if priced else None
         with located(source):
             drawing = draw(
                 program,
@@ -120,7 +134,7 @@ def execute(args: argparse.Namespace) -> int:
                 folded=not args.unfold,
                 shapes=args.shapes,
                 chip=args.chip if priced else "",
-                constants=chip_and_constants(args)[1] if priced else None,
+                constants=constants,
                 value=args.value,
                 timeline=args.timeline,
                 window=args.window,

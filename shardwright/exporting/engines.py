@@ -15,6 +15,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from shardwright.backends.jax.edges import ProgramEdges
+from shardwright.cost.hardware.chips import error_in_brief
 from shardwright.cost.movements.movement import duration_text
 from shardwright.exporting.stored import Laid, laid_weights, refused
 from shardwright.ir.diagnostics import DiagnosticError
@@ -111,6 +112,8 @@ class Nearest:
             f"these layouts: {duration_text(self.found.objective_s)} for {duration_text(self.own_s)} on "
             f"{'the reference chip' if chip == 'reference' else chip}"
         )
+        brief = error_in_brief(self.found.objective.chip, self.found.objective.chip.priced_by())
+        said += f" ({brief})" if brief else ""
         if self.fastest_s > self.found.objective_s / _FASTER:
             return said
         return f"{said}; {self.fastest.text(mesh)} would take {duration_text(self.fastest_s)}"
