@@ -46,8 +46,7 @@ def cost_table(cost: Cost, compiled: CompiledCosts | None = None) -> str:
     memory, room = cost.memory, cost.chip.memory_bytes
     fits = "fits" if memory.peak <= room else f"{bytes_text(memory.peak - room)} too much"
     fits = f"; {fits} in {bytes_text(room)}" if math.isfinite(room) else ""
-    rates = "calibrated" if cost.calibrated else "datasheet"
-    mesh = f"{cost.chip.counted(cost.n_chips)} ({rates})"
+    mesh = f"{cost.chip.counted(cost.n_chips)} ({cost.priced_by})"
     return "\n".join(
         [
             f"{cost.func} on {mesh}",

@@ -9,7 +9,7 @@ from functools import cache, partial
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from shardwright.cost.hardware.constants import DATASHEET, NAMES, Constants
 from shardwright.cost.hardware.toml_files import TomlTable, read_toml
@@ -101,13 +101,27 @@ class HostLink:
     shared_by: int = 1
 
 
+PricedBy = Literal["calibrated", "inherited", "datasheet"]
+"""Where constants are from: measurements of the chip, measurements of another chip of its family, or its datasheet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """The constants that were measured on another chip of the family, by its name."""
+
+    chip: str
+    constants: Constants
+
+
 @dataclass(frozen=True)
 class Chip:
     """One accelerator: memory in bytes, rates a second, interconnect; `sources` says where figures are from.
 
     Matrix products are computed in tiles of `matmul_tile`, [m, n, k]; `vector_ops_per_s` are instructions of one lane
     of the vector units, None where nothing is said of them and they count as free. `calibrated` are the constants that
-    came out of measurements, None where there are none.
+    came out of measurements, None where there are none; then it may have `inherited` ones. `family` are those that
+    others inherit of it, its own where None. `expected_error` is how far above predicted times measured ones of the
+    chip were found, relative, in rows that its constants are not fitted on.
     """
 
     name: str
@@ -122,11 +136,21 @@ class Chip:
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     vector_ops_per_s: float | None = None
     disk: Disk | None = None
+    inherited: Inherited | None = None
+    expected_error: float | None = None
+    family: Constants | None = None
 
     @property
     def constants(self) -> Constants:
-        """The calibrated constants, else the datasheet's."""
-        return self.calibrated or DATASHEET
+        """The calibrated constants, else inherited ones, else the datasheet's."""
+        return self.calibrated or (self.inherited.constants if self.inherited is not None else DATASHEET)
+
+    def priced_by(self, constants: Constants | None = None) -> PricedBy:
+        """Where constants are from, the chip's own where None."""
+        known = constants or self.constants
+        if known == self.calibrated:
+            return "calibrated"
+        return "inherited" if self.inherited is not None and known == self.inherited.constants else "datasheet"
 
     def counted(self, n_chips: int) -> str:
         """So many of them in words: `8 h100`, `8 reference chips`."""
@@ -213,23 +237,45 @@ class Machine:
 
 CALIBRATED_ERROR, DATASHEET_ERROR = 0.18, 1.5
 """How far above a predicted time a measured one may be, relative: the worst row of the published tables that the
-constants were not fitted on, and what the fitted chips take beyond their datasheets."""
+constants were not fitted on, where the chip's file has no other; and what fitted chips take beyond their datasheets."""
+
+INHERITED_RANGE = (0.9, 1.36)
+"""Measured times over predicted ones, the least and the most, in the published rows of chips that inherit constants."""
 
 
-def expected_error(chip: Chip, *, calibrated: bool) -> float | None:
-    """How far above predicted times measured ones may be, relative, where times are `calibrated` or a datasheet's; None
-    for the reference chip, which nobody measures."""
-    return None if chip.name == REFERENCE.name else CALIBRATED_ERROR if calibrated else DATASHEET_ERROR
+def expected_error(chip: Chip, priced_by: PricedBy) -> float | None:
+    """How far above predicted times measured ones may be, relative, by where the constants are from; None for the
+    reference chip, which nobody measures."""
+    if chip.name == REFERENCE.name:
+        return None
+    calibrated = chip.expected_error or CALIBRATED_ERROR
+    return {"calibrated": calibrated, "inherited": INHERITED_RANGE[1] - 1, "datasheet": DATASHEET_ERROR}[priced_by]
 
 
-def error_in_words(chip: Chip, *, calibrated: bool) -> str:
+def error_in_words(chip: Chip, priced_by: PricedBy) -> str:
     """The same as a line; empty where there is nothing to expect."""
-    error = expected_error(chip, calibrated=calibrated)
+    error = expected_error(chip, priced_by)
     if error is None:
         return ""
-    if calibrated:
+    if priced_by == "calibrated":
         return f"measured times up to {100 * error:.0f} % above these, the most in published tables not fitted"
+    if priced_by == "inherited" and chip.inherited is not None:
+        least, most = INHERITED_RANGE
+        return (
+            f"measured times {least} to {most} times these, as of H100 and H200 in published tables: constants"
+            f" inherited from {chip.inherited.chip}, not measured"
+        )
     return f"measured times up to {1 + error:g} times these: {chip.name} is priced by its datasheet"
+
+
+def error_in_brief(chip: Chip, priced_by: PricedBy) -> str:
+    """The same in a few words, behind a time; empty where there is nothing to expect."""
+    error = expected_error(chip, priced_by)
+    if error is None:
+        return ""
+    if priced_by == "inherited":
+        return f"measured {INHERITED_RANGE[0]} to {INHERITED_RANGE[1]} times that"
+    return f"measured up to {1 + error:.3g} times that"
 
 
 REFERENCE = Chip(
@@ -326,7 +372,20 @@ def _chip(table: TomlTable, *, alone: bool = False) -> Chip:
         table.optional("sources", partial(table.inside, build=_sources), dict[str, str]()),
         table.optional("vector_ops_per_s", table.positive, None),
         table.optional("disk", partial(table.inside, build=_disk), None),
+        table.optional("inherits", partial(_inherited, table), None),
+        table.optional("expected_error", table.positive, None),
+        table.optional("family", partial(table.inside, build=_calibrated), None),
     )
+
+
+def _inherited(table: TomlTable, key: str) -> Inherited:
+    """The constants of a chip that comes with the package and has its own."""
+    name = table.choice(key, chip_names())
+    parent = load_chip(name)
+    constants = parent.family or parent.calibrated
+    if constants is None:
+        raise table.bad(key, f"must name a chip with constants of its own, which {name} has not")
+    return Inherited(name, constants)
 
 
 def _tile(table: TomlTable, key: str) -> tuple[int, int, int]:

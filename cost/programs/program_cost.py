@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shardwright.cost.hardware.chips import Chip, error_in_words, expected_error
+from shardwright.cost.hardware.chips import Chip, PricedBy, error_in_brief, error_in_words, expected_error
 from shardwright.cost.hardware.constants import Constants, KernelDemand, KernelTimes, times_of
 from shardwright.cost.hardware.topology import TorusTopology, topology_of
 from shardwright.cost.kernels.demand import demand_of
@@ -31,8 +31,8 @@ class Cost:
     """One call of a function: seconds, and what each resource takes of them by itself.
 
     `exposed_communication_s` is the communication that nothing hides, `copy_s` copies between memories. `tokens` are
-    those that the call works on, `parameters` those of the model, as MFU counts them; `calibrated` says that measured
-    constants priced it, not the chip's datasheet.
+    those that the call works on, `parameters` those of the model, as MFU counts them; `priced_by` says where the
+    constants are from.
     """
 
     func: str
@@ -42,19 +42,26 @@ class Cost:
     n_chips: int
     tokens: int
     parameters: int
-    calibrated: bool = False
+    priced_by: PricedBy = "datasheet"
     stages: int = 1
     micro_batches: int = 1
     rounds: float = 1.0
     between_stages_s: float = 0.0
 
     @property
+    def calibrated(self) -> bool:
+        return self.priced_by == "calibrated"
+
+    @property
     def expected_error(self) -> float | None:
         """How far above the predicted times measured ones may be, relative; None for the reference chip."""
-        return expected_error(self.chip, calibrated=self.calibrated)
+        return expected_error(self.chip, self.priced_by)
 
     def error_in_words(self) -> str:
-        return error_in_words(self.chip, calibrated=self.calibrated)
+        return error_in_words(self.chip, self.priced_by)
+
+    def error_in_brief(self) -> str:
+        return error_in_brief(self.chip, self.priced_by)
 
     @property
     def time_s(self) -> float:
@@ -107,9 +114,8 @@ def cost_of(program: Program, func: Func, chip: Chip, constants: Constants | Non
     """
     kernels = kernel_costs(program, func, chip, constants)
     tokens, parameters = model_size(program, func)
-    calibrated = (constants or chip.constants) == chip.calibrated
-    memory = memory_of(program, func)
-    return Cost(func.name, kernels, memory, chip, program.mesh.n_chips, tokens, parameters, calibrated)
+    memory, n_chips = memory_of(program, func), program.mesh.n_chips
+    return Cost(func.name, kernels, memory, chip, n_chips, tokens, parameters, chip.priced_by(constants))
 
 
 def kernel_costs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardwright.cost.hardware.chips import error_in_brief
 from shardwright.cost.movements.movement import duration_text
 from shardwright.ir.text.one_line import format_expr
 from shardwright.ir.text.syntax import CallExpr
@@ -36,7 +37,9 @@ def plan_table(made: ReshardingPlan, topology: Topology | None = None) -> str:
     verdict = "the lower bound" if made.optimal else f"the lower bound is {made.lower_bound_bytes:,}"
     lines += ["", f"{made.bytes_received:,} bytes received per chip on {made.mesh}; {verdict}"]
     if topology is not None:
-        lines.append(f"{duration_text(made.time_s(topology))} on {topology.chip.name}")
+        brief = error_in_brief(topology.chip, "datasheet")
+        expected = f", by its datasheet: {brief}" if brief else ""
+        lines.append(f"{duration_text(made.time_s(topology))} on {topology.chip.name}{expected}")
     for dim, was, becomes in zip(made.source.dims, made.source.splits, made.target.splits, strict=True):
         if dim.size % made.mesh.product({*was, *becomes}):
             digits = " ".join(axis for axis in made.orders[dim.name] if axis in {*was, *becomes})

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Subparsers
+    from shardwright.cost.hardware.chips import Chip
+    from shardwright.cost.hardware.constants import Constants
+    from shardwright.ir.program import Program
 
 FORMATS = ("svg", "png", "pdf", "dot", "html")
 OF_TIMELINES = ("svg", "png", "pdf", "trace.json")
@@ -95,6 +98,18 @@ def _fits_the_file(args: argparse.Namespace) -> str | None:
     return None if wanted else f"a timeline is drawn as .{', .'.join(OF_TIMELINES)}"
 
 
+def _priced_on(args: argparse.Namespace, program: Program) -> tuple[Chip, Constants]:
+    """The chip and the constants of the times that are drawn; says how far measured times may be from these."""
+    import sys
+
+    from shardwright.cost.hardware.chips import error_in_words
+
+    chip, constants = chip_and_constants(args, program)
+    if expected := error_in_words(chip, chip.priced_by(constants)):
+        print(f"note: {expected}", file=sys.stderr)
+    return chip, constants
+
+
 def execute(args: argparse.Namespace) -> int:
     """Draws the program with every layout chosen and every movement a node, unless `--passes` says otherwise."""
     from shardwright.backends.graph.drawing import FORMATS, draw, draw_timeline, format_of
@@ -110,7 +125,7 @@ def execute(args: argparse.Namespace) -> int:
     else:
         program = load_program(args, source)
         with located(source):
-            chip, constants = chip_and_constants(args, program) if args.cost or args.timeline else ("", None)
+            chip, constants = _priced_on(args, program) if args.cost or args.timeline else ("", None)
             drawing = draw(
                 program,
                 source=source,

@@ -237,7 +237,7 @@ def _as_json(
         "configurations": len(every),
         "fitting": sum(point.fits for point in every),
         "from_cache": known,
-        "expected_error": expected_error(sweep.chip, calibrated=sweep.calibrated),
+        "expected_error": expected_error(sweep.chip, sweep.priced_by),
         "frontier": {phase: [row_of(point, some) for point in some] for phase, some in best.items()},
         "points": [row_of(point, best[phase]) for phase, some in points.items() for point in some],
     }

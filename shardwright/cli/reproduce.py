@@ -121,7 +121,7 @@ def _rows_json(table: ReproducedTable) -> list[dict[str, Any]]:
 
 
 def _measured_json(tables: list[ReproducedTable]) -> dict[str, Any]:
-    """What was measured here of which nothing is published, and how, by table; empty where nobody asked for it."""
+    """The figures of what was measured here and nobody published, and how, by table; empty where nobody asked."""
     made = [(table, table.measured) for table in tables if table.measured is not None]
     if not made:
         return {}

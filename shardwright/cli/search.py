@@ -269,7 +269,9 @@ def _difference_text(
     ]
     a, b = (sum(cost.time_s for cost in each.values()) for each in costs)
     total = ("", "", "all", duration_text(a), duration_text(b), f"{1e6 * (b - a):+.3g} µs")
-    return "\n".join(text_table(("function", "value", "operation", *files, "difference"), [*lines, total], "lllrrr"))
+    table = text_table(("function", "value", "operation", *files, "difference"), [*lines, total], "lllrrr")
+    expected = {cost.error_in_words(): None for each in costs for cost in each.values() if cost.error_in_words()}
+    return "\n".join([*table, *(f"expect {words}" for words in expected)])
 
 
 # ---------------------------------------------------------------- --problem

@@ -56,8 +56,9 @@ class SuggestedConstraint:
 class Verdict:
     """A function as it is compiled, beside the best program of it under the same shardings of its arguments.
 
-    Bytes are those that a chip receives. `collectives` are those of the function that the best program does not have.
-    `fixes` have been compiled together, which gave `fixed_bytes`; there are none where none gave less.
+    Bytes are those that a chip receives. `expect` says how far measured times may be from `least_time_s`. `collectives`
+    are those of the function that the best program does not have. `fixes` have been compiled together, which gave
+    `fixed_bytes`; there are none where none gave less.
     """
 
     function: str
@@ -69,6 +70,7 @@ class Verdict:
     collectives: tuple[CollectiveReport, ...]
     fixes: tuple[SuggestedConstraint, ...]
     fixed_bytes: int
+    expect: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The `verdict` of `explain --json`."""
@@ -84,7 +86,8 @@ class Verdict:
         if self.least_bytes >= self.received_bytes:
             return f"{compiled}, and {found} in the best program that was found: nothing is known to be avoidable"
         proved = "" if self.is_proved else " or less"
-        least = f"{found}{proved} in the best program, {duration_text(self.least_time_s)} on {self.chip}"
+        expected = f" ({self.expect})" if self.expect else ""
+        least = f"{found}{proved} in the best program, {duration_text(self.least_time_s)} on {self.chip}{expected}"
         lines = [f"{compiled}, and {least}"]
         lines += [
             f"  {shown_place(each.source) or 'no line'}: {each.op}[{', '.join(each.axes)}],"
@@ -129,7 +132,7 @@ def advise(
     (func,) = compiled.program.funcs
     best = bytes_received(compiled.program, func)
     fastest, on = explicit(traced.program, chip=chip), load_chip(chip or REFERENCE.name)
-    least_time_s = cost_of(fastest, fastest.funcs[0], on, on.constants).time_s
+    least = cost_of(fastest, fastest.funcs[0], on, on.constants)
     lines: list[TriedConstraint] = []
     if best.bytes < received:
         for each in constraints(func, ProgramEdges(compiled.program).digits(func), parameters=True):
@@ -142,8 +145,9 @@ def advise(
                 )
     fixes, fixed = _tried(function, args, lines[:MOST_LINES], received, measured)
     return Verdict(
-        func.name, received, best.bytes, compiled.layouts is None or compiled.layouts.proved, least_time_s,
+        func.name, received, best.bytes, compiled.layouts is None or compiled.layouts.proved, least.time_s,
         chip or "the reference chip", _lacking(collectives, best) if best.bytes < received else (), fixes, fixed,
+        least.error_in_brief(),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from shardwright.cost.hardware.chips import error_in_brief
 from shardwright.cost.movements.movement import duration_text
 from shardwright.exporting.plain_programs import summed_dims, without_movements
 from shardwright.exporting.stored import refused
@@ -26,6 +27,7 @@ from shardwright.ir.walk import map_program_values
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.objective import Objective
+    from shardwright.cost.hardware.chips import Chip
     from shardwright.cost.programs.pipelines import Stages
 
 _FASTER = 1.01
@@ -91,7 +93,7 @@ class Nearest:
     nearest: Candidate
     own_s: float
     fastest: Candidate
-    chip: str
+    chip: Chip
     apart: str = ""
 
     @property
@@ -107,8 +109,10 @@ class Nearest:
         said = (
             f"the nearest setting takes {abs(100 * self.loss):.1f} % {'more' if self.loss >= 0 else 'less'} time than "
             f"these layouts: {duration_text(self.nearest.time_s)} for {duration_text(self.own_s)} on "
-            f"{'the reference chip' if self.chip == 'reference' else self.chip}{self.apart}"
+            f"{'the reference chip' if self.chip.name == 'reference' else self.chip.name}{self.apart}"
         )
+        brief = error_in_brief(self.chip, self.chip.priced_by())
+        said += f" ({brief})" if brief else ""
         if self.fastest.time_s > self.nearest.time_s / _FASTER:
             return said
         return f"{said}; {self.fastest.text} would take {duration_text(self.fastest.time_s)}"
@@ -156,7 +160,7 @@ def nearest(
     near = min(found, key=lambda each: (*_distance(own, each, stages), each.time_s))
     fastest = min(found, key=lambda each: each.time_s)
     own_s = time_of(own, objective, stages)
-    return Nearest(near, own_s, fastest, objective.chip.name, "" if as_plan else _apart(own, near))
+    return Nearest(near, own_s, fastest, objective.chip, "" if as_plan else _apart(own, near))
 
 
 def time_of(program: Program, objective: Objective, stages: Stages | None = None) -> float:

@@ -50,7 +50,7 @@ BATCHES: Final = 2
 """The most batches in a block."""
 
 _RUNS = 3
-"""Of each policy; the fastest counts, for what else runs on the machine only takes time."""
+"""Runs of each policy; the fastest counts, for what else runs on the machine only takes time."""
 
 
 def measured(rows: Iterable[OffloadRow], limit: Limit) -> Measurements:

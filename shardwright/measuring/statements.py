@@ -50,8 +50,8 @@ def _found(formula: Callable[[VolumeOf], tuple[float, float]], volume: VolumeOf)
 
 
 def compiled_volume(limit: Limit, layout: str, mesh: tuple[int, int, int], tokens: int, E: int, F: int) -> Volume:
-    """What the collectives of a compiled layer carry, in the elements that the paper counts: those of the text, by the
-    bytes that a chip receives as compiled over those of the text. Raises NotMeasuredError."""
+    """The volume of a compiled layer in the elements that the paper counts: those of the text, by the bytes that a chip
+    receives as compiled over those of the text. Raises NotMeasuredError."""
     target = target_of(load_chip("tpu-v4"), mesh[0] * mesh[1] * mesh[2])
     check_installed(target)
     program = feedforward.layer(layout, mesh, tokens, E, F)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from shardwright.cost.hardware.chips import Chip, Torus
+from shardwright.cost.hardware.chips import Chip, PricedBy, Torus
 from shardwright.cost.hardware.constants import Constants
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.mesh import Mesh
@@ -47,9 +47,9 @@ class Sweep:
         return f"{self.model.name} on {self.chip.name}, {self.prompt} tokens in, {self.generated} out"
 
     @property
-    def calibrated(self) -> bool:
-        """Tells whether prices are with constants that came out of measurements."""
-        return self.constants == self.chip.calibrated
+    def priced_by(self) -> PricedBy:
+        """Where the constants of prices are from."""
+        return self.chip.priced_by(self.constants)
 
     @property
     def context(self) -> int:

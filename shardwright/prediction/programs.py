@@ -29,6 +29,7 @@ from shardwright.ir.whole_files import cache_folder, whole_file
 from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest, model_program
 from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
+from shardwright.models.value_types import CacheFormat
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
 from shardwright.passes.rings.loop_collectives import LoopCollectives
@@ -55,8 +56,9 @@ SHIPPED: Final = Path(__file__).parent / "compiled.zip"
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on a mesh: its layout, over what attention is split, and the number format of its weights. Published
-    systems computed attention `decomposed` into products and a softmax, with the scores in memory."""
+    """A model on a mesh: its layout, over what attention is split, and the number formats of its weights and, where it
+    is quantized, of its cache. Older systems computed attention `decomposed` into products and a softmax, with the
+    scores in memory."""
 
     model: Model
     mesh: Mesh
@@ -64,6 +66,7 @@ class Deployment:
     attention: AttentionOver
     weights: Weights = "bf16"
     decomposed: bool = False
+    cache_format: CacheFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -156,11 +159,13 @@ def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -
     length = 1 if phase == "decode" else _PROMPT
     request = ProgramRequest(
         deployment.layout, mesh, batch, length, DType.BF16, deployment.attention, CONTEXT, None, (phase,),
-        decomposed=deployment.decomposed,
+        decomposed=deployment.decomposed, cache_format=deployment.cache_format,
     )  # fmt: skip
     passes = ",".join(filter(None, ("fuse-parallel-block" if packed else "", FORMATS[deployment.weights]))) or "cleanup"
     shape = "x".join(str(size) for size in mesh.values())
     named = [model.architecture, phase, deployment.layout, deployment.attention, deployment.weights, shape, f"b{batch}"]
+    if deployment.cache_format is not None:
+        named.append(f"cache-{deployment.cache_format}")
     if not packed:
         named.append("apart")
     return WantedProgram(model_program(model, request)[0], passes, "-".join(named))

@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from shardwright.cost.hardware.calibration import Fit, Sample, calibrate, predicted_s
+from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import DATASHEET, Constants
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located, nearest
 from shardwright.prediction.phases import demands, wanted_of
@@ -67,8 +68,16 @@ def compare(rows: Iterable[PublishedRow], constants: Mapping[str, Constants] | N
         fit = fitted(row.group) if own is None else None
         chosen = own or (fit.constants if fit is not None else None)
         best, datasheet = (predicted_s(sample_of(row, c), c) for c in (chosen or row.chip.constants, DATASHEET))
-        made.append(RowComparison(row, best, datasheet, chosen is not None))
+        how = "calibrated" if chosen is not None else _constants_in_words(row.chip)
+        made.append(RowComparison(row, best, datasheet, chosen is not None, how))
     return made
+
+
+def _constants_in_words(chip: Chip) -> str:
+    """The constants that price a row of a system that nothing was fitted on."""
+    if chip.calibrated is not None:
+        return f"constants of {chip.name}"
+    return "datasheet" if chip.inherited is None else f"constants inherited from {chip.inherited.chip}"
 
 
 CHECKS: Mapping[str, tuple[str, Callable[[], list[Check]]]] = {

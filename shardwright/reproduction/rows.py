@@ -15,6 +15,7 @@ from shardwright.ir.diagnostics import NOWHERE, Source, Span, fault, located
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.description import LearnedPositions
 from shardwright.models.layouts import PRESETS, AttentionOver
+from shardwright.models.value_types import CacheFormat
 from shardwright.prediction.fitting import weight_bytes
 from shardwright.prediction.models import torus_mesh
 from shardwright.prediction.phases import Workload
@@ -27,9 +28,9 @@ _CHIP_WORDS = {"gpu": "chip", "machine": "chip"}
 """What else the column of chips is called."""
 
 LATENCY_COLUMNS = ("model", "chips", "chip", "input_tokens", "output_tokens", "batch", "phase", "time_ms")
-"""Those of tables D.2 and D.3 that are needed; `system`, `ffn_layout`, `attention_sharding` and `weights` may come with
-them."""
-_LATENCY_MORE = ("system", "ffn_layout", "attention_sharding", "weights", "mfu_percent")
+"""Those of tables D.2 and D.3 that are needed; `system`, `ffn_layout`, `attention_sharding`, `weights`, `cache` and
+`attention` may come with them."""
+_LATENCY_MORE = ("system", "ffn_layout", "attention_sharding", "weights", "cache", "attention", "mfu_percent")
 
 SCENARIO_COLUMNS = ("phase", "chips", "batch", "ffn_layout", "attention_sharding", "weights", "latency_s")
 """Those of table 2 that are needed; `scenario`, `model`, `chip`, `input_tokens`, `output_tokens` and `mfu_percent` may
@@ -37,7 +38,14 @@ come with them."""
 _SCENARIO_MORE = ("scenario", "model", "chip", "input_tokens", "output_tokens", "mfu_percent")
 
 _LAYOUTS = {name.replace("-", ""): name for name in PRESETS}
-_WEIGHTS: Mapping[str, Weights] = {"int8": "int8", "bf16": "bf16", "bfloat16": "bf16"}
+_WEIGHTS: Mapping[str, Weights] = {
+    "int8": "int8", "bf16": "bf16", "bfloat16": "bf16", "f16": "bf16", "f8e4m3": "f8e4m3", "fp8": "f8e4m3",
+}  # fmt: skip
+_CACHES: Mapping[str, CacheFormat | None] = {
+    "bf16": None, "f16": None, "int8": "int8", "f8e4m3": "f8e4m3", "fp8": "f8e4m3",
+}  # fmt: skip
+_DECOMPOSED = {"products": True, "kernel": False}
+"""Attention as products and a softmax, with the scores in memory, or as a kernel that keeps them to itself."""
 _ATTENTION: Mapping[str, AttentionOver] = {
     "head": "head", "heads": "head", "batch": "batch", "positions": "positions",
 }  # fmt: skip
@@ -92,6 +100,9 @@ TABLES: Mapping[str, PublishedTable] = {
     "d2": PublishedTable("pope2022_table_d2.csv", "Pope et al. 2022, table D.2: 20 tokens in, 8 out"),
     "d3": PublishedTable("pope2022_table_d3.csv", "Pope et al. 2022, table D.3: 60 tokens in, 20 out"),
     "2": PublishedTable("pope2022_table_2.csv", "Pope et al. 2022, table 2: PaLM 540B, context 2048"),
+    "tensorrt-llm": PublishedTable(
+        "tensorrt_llm_performance.csv", "TensorRT-LLM 0.9, Llama 2 on A100 (f16), H100 and H200 (8-bit floats)"
+    ),
 }
 
 
@@ -206,7 +217,8 @@ def _row(
         found = f"{model.name} has {needed / 1e9:.0f} GB of {weights} weights"
         note = "take more chips" if weights == "int8" else "take more chips, or int8 weights"
         raise fault("bad-row", f"{found}, and {chips} {chip.name} hold {there / 1e9:.0f} GB", line.span, note)
-    deployment = Deployment(model.model, mesh, preset, attention, weights, decomposed=True)
+    decomposed, cache = line.choice("attention", _DECOMPOSED, "products"), line.choice("cache", _CACHES, "bf16")
+    deployment = Deployment(model.model, mesh, preset, attention, weights, decomposed, cache)
     told = f"{chips} chips, batch {workload.batch}"
     if line.text("ffn_layout"):
         told += f", {preset}, {attention}, {weights}"

@@ -13,17 +13,19 @@ from shardwright.reproduction.checks import Check
 from shardwright.reproduction.rows import PublishedRow
 
 NOTHING = "-"
-"""What stands where there is no figure."""
+"""The sign that stands where there is no figure."""
 
 
 @dataclass(frozen=True)
 class RowComparison:
-    """A row beside what was predicted of it, in seconds; `calibrated` says whether its group has fitted constants."""
+    """A row beside what was predicted of it, in seconds. `calibrated` says whether its group has fitted constants, and
+    `how` which constants it has, in words."""
 
     row: PublishedRow
     predicted_s: float
     datasheet_s: float
     calibrated: bool
+    how: str
 
     @property
     def relative_error(self) -> float:
@@ -48,7 +50,7 @@ class MeasuredHere:
 
     @property
     def relative_error(self) -> float | None:
-        """Of the prediction, to what was measured; None where that is nothing."""
+        """The prediction's, to what was measured; None where that is nothing."""
         return self.predicted / self.measured - 1 if self.measured else None
 
     def figure(self, value: float | None) -> str:
@@ -60,8 +62,8 @@ class MeasuredHere:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What this machine measured beside a table: figures for its statements by their rows; `here`, programs and runs of
-    which nothing is published; and `notes` on how, and on why not."""
+    """The measurements of this machine beside a table: figures for its statements by their rows; `here`, programs and
+    runs of which nothing is published; and `notes` on how, and on why not."""
 
     figures: Mapping[str, float] = field(default_factory=dict[str, float])
     here: tuple[MeasuredHere, ...] = ()
@@ -135,10 +137,10 @@ class ReproducedTable:
         for group in groups:
             own = [made for made in self.rows if made.row.group == group]
             errors, sheet = [made.relative_error for made in own], [made.datasheet_error for made in own]
-            how = "calibrated" if own[0].calibrated else "datasheet"
             summary.append(
                 f"{group}, {len(own)} rows: median error {100 * median_error(errors):.1f} %, largest"
-                f" {100 * max(map(abs, errors)):.1f} % ({how}); datasheet only median {100 * median_error(sheet):.1f} %"
+                f" {100 * max(map(abs, errors)):.1f} % ({own[0].how});"
+                f" datasheet only median {100 * median_error(sheet):.1f} %"
             )
         return [*text_table(head, lines, "l" + "r" * (len(head) - 1)), "", *summary]
 

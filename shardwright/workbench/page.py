@@ -314,7 +314,9 @@ class Page:
         self.panels["Program"].content = f"<pre>{panels.coloured(found.text)}</pre>"
         self.panels["Memory"].content = "".join(panels.memory_of(cost) for cost in found.costs)
         self.collectives.rows = panels.collectives_of(found)
-        self.summary.text = "; ".join(f"{cost.func} {duration_text(cost.time_s)}" for cost in found.costs)
+        expected = dict.fromkeys(filter(None, (cost.error_in_brief() for cost in found.costs)))
+        times = [f"{cost.func} {duration_text(cost.time_s)}" for cost in found.costs]
+        self.summary.text = "; ".join([*times, *expected])
         self.compare()
 
     # ------------------------------------------------------------ versions, links, files

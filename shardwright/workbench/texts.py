@@ -29,7 +29,8 @@ def cost_text(cost: LineCost) -> str:
 
 def function_text(cost: Cost) -> str:
     """The time that a call of a function takes."""
+    expected = f" ({brief})" if (brief := cost.error_in_brief()) else ""
     return (
-        f"{duration_text(cost.time_s)} on {cost.chip.counted(cost.n_chips)},"
+        f"{duration_text(cost.time_s)}{expected} on {cost.chip.counted(cost.n_chips)},"
         f" {bytes_text(cost.bytes_received_per_chip)} received and {bytes_text(cost.memory.peak)} held at most a chip"
     )

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.hardware.chips import Switched, Torus, chip_names, load_chip, load_machine, machine_names
+from shardwright.cost.hardware.chips import (
+    Switched,
+    Torus,
+    chip_names,
+    chip_text,
+    error_in_words,
+    load_chip,
+    load_machine,
+    machine_names,
+)
+from shardwright.cost.hardware.constants import DATASHEET
 from shardwright.ir.diagnostics import DiagnosticError
 
 GIB = 2**30
@@ -108,6 +118,38 @@ def message(name: str) -> str:
     with pytest.raises(DiagnosticError) as caught:
         load_chip(name)
     return caught.value.render()
+
+
+@pytest.mark.parametrize(
+    ("parent", "heirs"),
+    [("a100-80g", ("a100-40g", "h100", "h200", "b200")), ("tpu-v4", ("tpu-v5e", "tpu-v5p", "tpu-v6e"))],
+)
+def test_constants_are_inherited_within_a_family(parent: str, heirs: tuple[str, ...]) -> None:
+    own = load_chip(parent)
+    assert own.priced_by() == "calibrated"
+    for heir in map(load_chip, heirs):
+        assert heir.calibrated is None
+        assert heir.constants == (own.family or own.calibrated)
+        assert heir.priced_by() == "inherited"
+        assert heir.priced_by(DATASHEET) == "datasheet"
+        assert "inherits" in heir.sources
+
+
+def test_chips_of_no_measured_family_have_their_datasheet() -> None:
+    for name in ("tpu-v3", "t4", "rtx-3090"):
+        assert load_chip(name).constants == DATASHEET
+    assert error_in_words(load_chip("t4"), "datasheet") == (
+        "measured times up to 2.5 times these: t4 is priced by its datasheet"
+    )
+
+
+def test_constants_are_inherited_from_a_chip_that_has_them(tmp_path: Path) -> None:
+    text = chip_text("h100").replace('inherits = "a100-80g"\n', 'inherits = "h200"\n')
+    path = tmp_path / "own.toml"
+    path.write_text(text)
+    with pytest.raises(DiagnosticError) as refused:
+        load_chip(str(path))
+    assert "`inherits` must name a chip with constants of its own, which h200 has not" in str(refused.value)
 
 
 def test_unknown_names() -> None:

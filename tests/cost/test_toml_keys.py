@@ -17,6 +17,8 @@ memory_bytes_per_s = 1e12
 vector_ops_per_s = 1e12
 matmul_tile = [8, 128, 128]
 usd_per_hour = 3.2
+inherits = "tpu-v4"
+expected_error = 0.2
 [flops_per_s]
 bf16 = 2e14
 int8 = 2e14
