@@ -366,10 +366,12 @@ def without(shape: Shape, dim: str) -> Shape:
     return Shape(shape.dtype, tuple(each for each in shape.dims if each.name != dim))
 
 
-def block_of(program: Program, func: Func, device: torch.device) -> CompiledBlock:
-    """A whole function that reads neither weights nor state."""
+def block_of(program: Program, func: Func, device: torch.device, to: Collectives | None = None) -> CompiledBlock:
+    """A whole function that reads neither weights nor state; on one chip of a mesh `to` are the others."""
     shapes = {value.name: value.shape for value in func.params}
-    return CompiledBlock(func.body, shapes, (), func.returns, program.sizes(func), device)
+    held = {value.name: each for value in func.params if (each := held_of(value.type)) is not None}
+    sizes = program.sizes(func)
+    return CompiledBlock(func.body, shapes, (), func.returns, sizes, device, held=held, to=to)
 
 
 def _updates_in_place(body: Sequence[Statement], states: Set[str], shapes: Mapping[str, Shape]) -> set[int]:

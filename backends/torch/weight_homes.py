@@ -66,6 +66,8 @@ class WeightHome(Home):
         self.source = source
         self.first = first
         self.ranges: dict[tuple[int, ...], list[FileRange] | None] = {}
+        self.ranges_read = 0
+        """Bytes read from ranges of files, each time that they are."""
 
     def what(self, index: tuple[int, ...]) -> str:
         return self.value.name + "".join(f" of layer {self.first + at}" for at in index)
@@ -137,6 +139,7 @@ class WeightHome(Home):
         import torch
 
         readers, flat = self.tiers.readers, target.view(torch.uint8).reshape(-1)
+        self.ranges_read += sum(part.nbytes for part in ranges)
         return [
             job
             for part in ranges

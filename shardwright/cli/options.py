@@ -186,8 +186,8 @@ def add_file(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .shard program; - reads standard input")
 
 
-def add_sizes(parser: Parser) -> None:
-    """--mesh and --dim, which override the file's own; dicts from name to size, empty where not given."""
+def add_mesh(parser: Parser, what: str = "sizes of the mesh's axes") -> None:
+    """--mesh, a dict from axis to size, empty where not given."""
     parser.add_argument(
         "--mesh",
         action=_Numbers,
@@ -195,8 +195,13 @@ def add_sizes(parser: Parser) -> None:
         names=_AXIS,
         rule="an axis is lower-case, as in x=2,y=2",
         read=_size,
-        help="sizes of the mesh's axes",
+        help=what,
     )
+
+
+def add_sizes(parser: Parser) -> None:
+    """--mesh and --dim, which override the file's own; dicts from name to size, empty where not given."""
+    add_mesh(parser)
     parser.add_argument(
         "--dim",
         action=_Numbers,
