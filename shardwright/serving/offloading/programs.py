@@ -216,7 +216,7 @@ class Programs:
             program = with_hidden(program, ENTERS)
         program = part_of(program, self.place.stage)
         order = "diagonal" if together else "zigzag"
-        calls = {ENTERS: 1.0, STAYS: float(max(1, self.settings.max_new_tokens - 1))}
+        calls = {BOTH if together else ENTERS: 1.0, STAYS: float(max(1, self.settings.max_new_tokens - 1))}
         return self._passed(program, Place.of(calls=calls), ScheduleBlocks(batches=batches, order=order))
 
     def _passed(self, program: Program, place: Place, *schedule: Pass) -> Program:
