@@ -83,8 +83,9 @@ def main(cases: str) -> None:
 
 def measurements(model: OffloadedModel) -> dict[str, Any]:
     names = sorted({home.what(index) for home in model.weights.values() for index in home.indices})
-    peaks = model.report.peak_bytes
-    return {"layers": list(model.layers), "weights": names, "peak": peaks, "read": model.report.read_bytes}
+    report = model.report
+    measured = {"peak": report.peak_bytes, "moved": report.moved_bytes, "read": report.read_bytes}
+    return {"layers": list(model.layers), "weights": names, **measured}
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from shardwright.models.forward import model_text
 from shardwright.models.importing import ImportedModel, checkpoint_dtype
 from shardwright.models.layouts import OPEN
 from shardwright.models.weight_map import WeightMap, weight_map
-from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
@@ -211,24 +210,26 @@ class Programs:
         return self._made[key]
 
     def _scheduled(self, batches: int, rows: int, length: int, cache: int, together: bool) -> Program:
-        program = self._plain(batches * rows, length, cache, batches)
+        split = self.place.split
+        program = self._plain(rows if split else batches * rows, length, cache)
         if self.settings.logprobs and self.place.stage.last:
             program = with_hidden(program, ENTERS)
         program = part_of(program, self.place.stage)
+        if split:
+            calls = {ENTERS: 1.0, STAYS: float(max(1, self.settings.max_new_tokens - 1))}
+            program = resized(self._over_chips(program, Place.of(calls=calls)), {"B": batches * rows})
         order = "diagonal" if together else "zigzag"
-        calls = {BOTH if together else ENTERS: 1.0, STAYS: float(max(1, self.settings.max_new_tokens - 1))}
-        return self._passed(program, Place.of(calls=calls), ScheduleBlocks(batches=batches, order=order))
+        copies = () if split else (Offload(),)
+        return run_passes(program, [*copies, ScheduleBlocks(batches=batches, order=order)])
 
-    def _passed(self, program: Program, place: Place, *schedule: Pass) -> Program:
-        """The program with its copies, on a mesh with its layouts and every movement between chips, and a schedule.
+    def _over_chips(self, program: Program, place: Place) -> Program:
+        """The program with its copies and every movement between chips, in layouts that are chosen for one batch.
 
         Weights have the layouts that the first program was given, since they are loaded once.
         """
-        if not self.place.split:
-            return run_passes(program, [Offload(), *schedule])
         if self._chosen is not None:
             program = with_layouts_of(program, self._chosen)
-        made = run_passes(program, [Offload(), *schedule, *explicit_passes(place)])
+        made = run_passes(program, [Offload(), *explicit_passes(place)])
         self._chosen = self._chosen or made
         return made
 
@@ -247,13 +248,13 @@ class Programs:
         """The chip that runs this function of a program that was made here, None where there is no mesh."""
         return self._ranks.get((id(program), name))
 
-    def _plain(self, rows: int, length: int, cache: int, batches: int = 1) -> Program:
-        """With placements and without movements; rows are those of all `batches`."""
+    def _plain(self, rows: int, length: int, cache: int) -> Program:
+        """With placements and without movements."""
         sizes = {"B": rows, "L": length, "T": cache}
         if self.request.program is not None:
             with located(self.request.program):
                 return resized(self.written, sizes)
-        text = self._imported(rows // batches, length, cache).unformatted if self.place.split else self._text
+        text = self._imported(rows, length, cache).unformatted if self.place.split else self._text
         return placed(elaborate(parse(Source("<import>", text)), dims=sizes), self.request.policy, self.mapping)
 
     def scoring(self, rows: int, positions: int) -> Program:
@@ -261,7 +262,8 @@ class Programs:
         key = 0, rows, positions, 0, False
         if key not in self._made:
             program = scoring(self._plain(rows, 2, 3), self._of_sampling(rows), STAYS, positions)
-            self._made[key] = self._own(self._passed(program, Place()))
+            made = self._over_chips(program, Place()) if self.place.split else run_passes(program, [Offload()])
+            self._made[key] = self._own(made)
         return self._made[key]
 
     def sampling(self, rows: int) -> Program:

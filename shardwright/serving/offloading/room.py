@@ -24,6 +24,12 @@ class MemoryRoom:
 
     shares: Mapping[Tier, float] = field(default_factory=lambda: dict(_FIRST))
 
+    @staticmethod
+    def of_run(processes: int) -> MemoryRoom:
+        """The shares that a run begins with, less where there are several `processes`, since these do not plan anew."""
+        whole = MemoryRoom()
+        return whole if processes == 1 else whole.less(Tier.DEVICE).less(Tier.HOST)
+
     def share(self, tier: Tier) -> float:
         return self.shares[tier]
 

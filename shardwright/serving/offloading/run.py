@@ -131,7 +131,9 @@ class OffloadedModel:
             source = SourcePart(self.source, {value.name: self._held(value) for value in first.weights})
             self.links = ProcessLinks(self.world, self.tiers, self.place.mesh.n_chips)
             make_groups(self.world, self.place.mesh, self.tiers.device)
-        weights = weight_homes(first, self.tiers, source, orders, policy.quantized_weights, self.layers.start)
+        weights = weight_homes(
+            first, self.tiers, source, orders, policy.quantized_weights, self.layers.start, gathered=self.place.split
+        )
         self.weights: dict[str, WeightHome] = weights
         state = state_homes(first, self.tiers, policy.quantized_cache)
         self._check_memory(needed_bytes(weights), needed_bytes(state))

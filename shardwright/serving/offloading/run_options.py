@@ -77,7 +77,7 @@ class RunOptions:
         from shardwright.ir.text.parser import read_source
 
         program = read_source(self.policy) if self.policy is not None and is_program(self.policy) else None
-        policy = self._policy(prompts, gpus, room or MemoryRoom())
+        policy = self._policy(prompts, gpus, room or MemoryRoom.of_run(gpus * self.mesh.n_chips))
         return OffloadRequest(
             policy, self.schedule, self.dtype, self.caps, self.spill, self.device, self.sparse, self.readers,
             self.page_cache, program=program, mesh=self.mesh, layout=self.layout,
