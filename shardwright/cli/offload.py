@@ -80,6 +80,13 @@ def add_planning(parser: Parser) -> None:
         help="files are read from the disk each time, past the page cache (a run does so where they do not fit in it)",
     )
     add(
+        "--frontier",
+        metavar="OUT.{svg,png,pdf}",
+        type=one_of("format of picture", "svg", "png", "pdf"),
+        help="also draw the highest throughput against the time of a block",
+    )
+    several = parser.add_argument_group("several processes").add_argument
+    several(
         "--gpus",
         type=positive,
         metavar="N",
@@ -87,17 +94,11 @@ def add_planning(parser: Parser) -> None:
         help="a pipeline over so many: of a run, so many processes on "
         "this machine, where torchrun has not started them (default: 1)",
     )
-    add_mesh(parser, "each process, or machine, is a chip of this mesh, and has its part of every value")
-    add(
+    add_mesh(several, "each process, or machine, is a chip of this mesh, and has its part of every value")
+    several(
         "--layout",
         metavar="NAME",
         help="over --mesh: a preset, as of import, or open, which leaves layouts to the compiler (default: ws2d)",
-    )
-    add(
-        "--frontier",
-        metavar="OUT.{svg,png,pdf}",
-        type=one_of("format of picture", "svg", "png", "pdf"),
-        help="also draw the highest throughput against the time of a block",
     )
 
 

@@ -186,9 +186,9 @@ def add_file(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .shard program; - reads standard input")
 
 
-def add_mesh(parser: Parser, what: str = "sizes of the mesh's axes") -> None:
-    """--mesh, a dict from axis to size, empty where not given."""
-    parser.add_argument(
+def add_mesh(add: Callable[..., object], what: str = "sizes of the mesh's axes") -> None:
+    """--mesh, by a parser's `add_argument`: a dict from axis to size, empty where not given."""
+    add(
         "--mesh",
         action=_Numbers,
         metavar="x=2,y=2",
@@ -201,7 +201,7 @@ def add_mesh(parser: Parser, what: str = "sizes of the mesh's axes") -> None:
 
 def add_sizes(parser: Parser) -> None:
     """--mesh and --dim, which override the file's own; dicts from name to size, empty where not given."""
-    add_mesh(parser)
+    add_mesh(parser.add_argument)
     parser.add_argument(
         "--dim",
         action=_Numbers,
