@@ -68,3 +68,7 @@ class Mesh(Mapping[str, int]):
 
     def __str__(self) -> str:
         return " ".join(f"{name}={size}" for name, size in self.sizes)
+
+
+ONE_CHIP = Mesh(())
+"""The mesh without axes."""

@@ -116,7 +116,8 @@ class CompiledBlock:
     def _compiled(self, body: Sequence[Statement], outputs: Sequence[str]) -> list[Step]:
         statements: list[Let | SetState | Loop] = []
         shapes = self._shapes | {v.name: v.shape for s in body for v in s.results}
-        updates = _updates_in_place(body, self._states, shapes) if self._to is None else set[int]()
+        in_place = _updates_in_place(body, self._states, shapes)
+        updates = {at for at in in_place if not self._by_index(body[at])}
         for at, statement in enumerate(body):
             if isinstance(statement, Let) and self._renames(statement):
                 continue
@@ -155,6 +156,21 @@ class CompiledBlock:
         """True if it is between chips, which hold other parts of the value afterwards, and not between memories."""
         return self._to is not None and not isinstance(operation.moves, ops.Fetch | ops.Store | ops.Wait)
 
+    def _by_index(self, statement: Statement) -> bool:
+        """True if the chip has a part of what the operation numbers, so that it depends on which part that is; or if it
+        gives what only chips have."""
+        match statement:
+            case Let(operation=ops.Argmax() | ops.Update() as operation):
+                dims: tuple[str | None, ...] = (operation.dim,)
+            case Let(operation=ops.Attend() as operation):
+                dims = (operation.along, operation.causal)
+            case _:
+                return False
+        held = [self._held.get(self._root(name)) for name in statement.operands if isinstance(name, str)]
+        held += [held_of(value.type) for value in statement.results]
+        kinds = [each.kind for each in held if each is not None]
+        return any(kind.is_pair or any(kind.split(dim) for dim in dims if dim in kind.names) for kind in kinds)
+
     def _declare(self, value: Value) -> None:
         self._shapes[value.name] = value.shape
         held = held_of(value.type)
@@ -183,7 +199,7 @@ class CompiledBlock:
             case Loop():
                 return self._looping(statement, dead)
             case Let(operation=ops.Update()) if (
-                self._to is None and (step := self._writing_rows(statement, read, dead, at)) is not None
+                not self._by_index(statement) and (step := self._writing_rows(statement, read, dead, at)) is not None
             ):
                 return step
             case Let():
@@ -293,7 +309,9 @@ class CompiledBlock:
     ) -> Step:
         operation, (result, *others) = statement.operation, statement.results
         operands = [o if isinstance(o, Number) else self._shapes[o] for o in statement.operands]
-        run = None if others or self._to is not None else prepared(operation, operands, result.shape, self._sparse)
+        run = None
+        if not others and not self._by_index(statement):
+            run = prepared(operation, operands, result.shape, self._sparse)
         kept = self._views_state(operation, read)
         if run is None:
             for value in statement.results:
@@ -366,10 +384,12 @@ def without(shape: Shape, dim: str) -> Shape:
     return Shape(shape.dtype, tuple(each for each in shape.dims if each.name != dim))
 
 
-def block_of(program: Program, func: Func, device: torch.device) -> CompiledBlock:
-    """A whole function that reads neither weights nor state."""
+def block_of(program: Program, func: Func, device: torch.device, to: Collectives | None = None) -> CompiledBlock:
+    """A whole function that reads neither weights nor state; on one chip of a mesh `to` are the others."""
     shapes = {value.name: value.shape for value in func.params}
-    return CompiledBlock(func.body, shapes, (), func.returns, program.sizes(func), device)
+    held = {value.name: each for value in func.params if (each := held_of(value.type)) is not None}
+    sizes = program.sizes(func)
+    return CompiledBlock(func.body, shapes, (), func.returns, sizes, device, held=held, to=to)
 
 
 def _updates_in_place(body: Sequence[Statement], states: Set[str], shapes: Mapping[str, Shape]) -> set[int]:

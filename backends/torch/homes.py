@@ -110,7 +110,7 @@ class Home:
         """True if some of it is not at hand, or not as it is computed with."""
         return any(rows.tier is not Tier.DEVICE for rows in self.pieces) or self.coding.quantized is not None
 
-    @property
+    @cached_property
     def spills(self) -> bool:
         """True if the rows on disk lie in the spill file."""
         return True

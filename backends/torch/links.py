@@ -1,4 +1,5 @@
-"""The messages of a pipeline: hidden states from each process to the next, and tokens from the last to all others."""
+"""The messages between processes that are none of a program's: hidden states from each stage of a pipeline to the next,
+and tokens from the process that draws to all others."""
 
 from __future__ import annotations
 
@@ -21,12 +22,15 @@ _ON_THE_WAY = 64
 """Messages with tokens that are sent before the oldest must have arrived."""
 
 
-class PipelineLinks:
+class ProcessLinks:
     """The links of one process. Hidden states are sent by a thread, so that nobody waits for who is still busy."""
 
-    def __init__(self, world: World, tiers: Tiers) -> None:
-        """To be made by all processes together, since it makes their groups."""
+    def __init__(self, world: World, tiers: Tiers, chips: int = 1) -> None:
+        """To be made by all processes together, since it makes their groups. Each stage has so many `chips`, one
+        process each, and sends to the same chips of the next; the first chip of the last stage draws."""
         self.world = world
+        self.chips = chips
+        self.drawer = world.count - chips
         world.at("loading weights")
         everyone = tuple(range(world.count))
         self.backend = world.backend(tiers.device)
@@ -39,17 +43,17 @@ class PipelineLinks:
     # ------------------------------------------------------------ hidden states
 
     def receive_hidden(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Fills these, in memory that messages go to."""
+        """Fills these, in memory that messages go to, from the stage before."""
         import torch
 
         for tensor in tensors:
             with torch.cuda.device(tensor.device) if tensor.is_cuda else torch.no_grad():
-                torch_distributed().irecv(tensor, self.world.index - 1, group=self._hidden, tag=_HIDDEN).wait()
+                torch_distributed().irecv(tensor, self.world.index - self.chips, group=self._hidden, tag=_HIDDEN).wait()
                 if tensor.is_cuda:
                     torch.cuda.current_stream().synchronize()
 
     def leave(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Sends these to the next process, on a thread of its own; raises what an earlier one has raised."""
+        """Sends these to the next stage, on a thread of its own; raises what an earlier one has raised."""
         from concurrent.futures import ThreadPoolExecutor
 
         if self._sender is None:
@@ -59,7 +63,7 @@ class PipelineLinks:
             self._leaving.popleft().result()
 
     def send_hidden(self, tensors: Sequence[torch.Tensor]) -> None:
-        """To the next process; done when it has them."""
+        """To the next stage; done when it has them."""
         import torch
 
         for tensor in tensors:
@@ -67,20 +71,20 @@ class PipelineLinks:
             if self.backend != "nccl":
                 sent = sent.cpu()
             with torch.cuda.device(sent.device) if sent.is_cuda else torch.no_grad():
-                torch_distributed().isend(sent, self.world.index + 1, group=self._hidden, tag=_HIDDEN).wait()
+                torch_distributed().isend(sent, self.world.index + self.chips, group=self._hidden, tag=_HIDDEN).wait()
                 if sent.is_cuda:
                     torch.cuda.current_stream().synchronize()
 
     # ------------------------------------------------------------ tokens
 
     def receive_tokens(self, rows: int, scores: int) -> tuple[list[int], list[float]]:
-        """The next token of every row of a batch, and so many log-probabilities, from the last process."""
+        """The next token of every row of a batch, and so many log-probabilities, from who draws."""
         import torch
 
         tokens, numbers = torch.empty(rows, dtype=torch.int64), torch.empty(scores)
-        torch_distributed().irecv(tokens, self.world.count - 1, group=self._tokens, tag=_TOKENS).wait()
+        torch_distributed().irecv(tokens, self.drawer, group=self._tokens, tag=_TOKENS).wait()
         if scores:
-            torch_distributed().irecv(numbers, self.world.count - 1, group=self._tokens, tag=_SCORES).wait()
+            torch_distributed().irecv(numbers, self.drawer, group=self._tokens, tag=_SCORES).wait()
         return [int(token) for token in tokens], [float(number) for number in numbers]
 
     def send_tokens(self, tokens: Sequence[int], scores: Sequence[float]) -> None:
@@ -90,7 +94,7 @@ class PipelineLinks:
         messages = [(_TOKENS, torch.tensor(tokens, dtype=torch.int64))]
         if scores:
             messages.append((_SCORES, torch.tensor(scores)))
-        for other in range(self.world.count - 1):
+        for other in (index for index in range(self.world.count) if index != self.world.index):
             for tag, sent in messages:
                 self._sent.append((torch_distributed().isend(sent, other, group=self._tokens, tag=tag), sent))
         while len(self._sent) > _ON_THE_WAY * (self.world.count - 1):

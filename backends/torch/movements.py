@@ -7,11 +7,12 @@ So any axes and digits move in one collective. Sums are accumulated in float32 a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.simulation.digit_factors import Factor
+from shardwright.backends.simulation.digit_factors import Digits, Factor
 from shardwright.backends.torch.chip import Rank, RankShard
 from shardwright.backends.torch.tensors import bytes_of, rounded
 from shardwright.backends.torch.world import World, torch_distributed
@@ -19,10 +20,12 @@ from shardwright.cost.movements.exchange import exchange_of
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.digits import ordered
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Movement
 from shardwright.ir.types import Reduction, TensorType
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Move = Callable[["Collectives", Any, "Tensor", RankShard, RankShard], "Tensor"]
@@ -32,17 +35,22 @@ Move = Callable[["Collectives", Any, "Tensor", RankShard, RankShard], "Tensor"]
 class Collectives:
     """The messages between this process and the others: exchanges of equal parts between the chips along some axes."""
 
-    def __init__(self, world: World, chip: Rank) -> None:
-        """Process i is chip i."""
+    def __init__(self, world: World, chip: Rank, first: int = 0) -> None:
+        """Process `first` is chip 0, the next ones those that follow."""
         self.world = world
         self.chip = chip
+        self.first = first
 
     def _group(self, axes: Sequence[str], tensor: Tensor) -> object:
         """The group of the chips along these axes. All chips make those of all, in one order."""
-        backend = self.world.backend(tensor.device)
+        return self.groups(axes, tensor.device)[self.chip.along(axes)]
+
+    def groups(self, axes: Sequence[str], device: torch.device) -> dict[tuple[int, ...], object]:
+        """The groups along these axes of all chips, by the chips' numbers."""
+        backend = self.world.backend(device)
         chips = (Rank(self.chip.digits, number) for number in range(self.chip.digits.mesh.n_chips))
-        groups = {ranks: self.world.group(ranks, backend) for ranks in dict.fromkeys(c.along(axes) for c in chips)}
-        return groups[self.chip.along(axes)]
+        members = dict.fromkeys(chip.along(axes) for chip in chips)
+        return {each: self.world.group(tuple(self.first + number for number in each), backend) for each in members}
 
     def gathered(self, tensor: Tensor, axes: Sequence[str]) -> Tensor:
         """[chips, ...]: what each of those along these axes holds, in the order of the mesh."""
@@ -83,20 +91,32 @@ class Collectives:
         return tensor
 
     def passed_on(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor:
-        """The tensor of the process `source`, zeros without one; `to` gets what this one does."""
+        """The tensor of the chip `source`, zeros without one; `to` gets what this one does."""
         import torch
 
         dist = torch_distributed()
-        if to == self.world.index:
+        if to == self.chip.number:
             return tensor
         sent = bytes_of(tensor)
         received = torch.zeros_like(sent)
         group = self._group(self.chip.digits.mesh.axes, tensor)
-        given = [dist.P2POp(dist.isend, sent, to, group)] if to is not None else []
-        given += [dist.P2POp(dist.irecv, received, source, group)] if source is not None else []
+        given = [dist.P2POp(dist.isend, sent, self.first + to, group)] if to is not None else []
+        given += [dist.P2POp(dist.irecv, received, self.first + source, group)] if source is not None else []
         for work in dist.batch_isend_irecv(given) if given else ():
             work.wait()
         return received.view(tensor.dtype).reshape(tensor.shape)
+
+
+def make_groups(world: World, mesh: Mesh, device: torch.device) -> None:
+    """Makes the groups along any axes of each mesh of chips that the processes make up. All processes call it together:
+    of several meshes each would come to its own groups at another time."""
+    digits = Digits(mesh, {})
+    for first in range(0, world.count, mesh.n_chips):
+        to = Collectives(world, Rank(digits, 0), first)
+        for n in range(1, len(mesh) + 1):
+            for axes in itertools.combinations(mesh.axes, n):
+                if mesh.product(axes) > 1:
+                    to.groups(axes, device)
 
 
 def rank(tensor: Tensor) -> Tensor:

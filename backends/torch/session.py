@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,7 +69,9 @@ def run_program(
         open_tiers(world.device(device), dict(caps or {}), "that of the types", spill) as tiers,
         torch.inference_mode(),
     ):
-        own = sharded(program, func, chip)
+        others = (each for each in program.funcs if each is not func)
+        own = sharded(replace(program, funcs=(func, *others)), world.index)
+        own = replace(own, funcs=own.funcs[:1])
         made, given = own.funcs[0], {**args, **(weights or {}), **(state or {})}
         here = [value for value in made.params if home_of(value.type) == ON_DEVICE]
         away = [value for value in made.params if value not in here]

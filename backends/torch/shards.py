@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.backends.torch.chip import Rank, RankShard
 from shardwright.cost.programs.segments import SegmentRead
 from shardwright.ir.program import Func, Program, Value
 from shardwright.ir.types import TensorType, ValueType
 from shardwright.ir.walk import map_program_values
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -30,24 +35,46 @@ def held_of(kind: ValueType) -> RankShard | None:
     return kind.held if isinstance(kind, ShardType) else None
 
 
+def entered(tensor: Tensor, kind: ValueType) -> Tensor:
+    """The chip's part of the elements of a whole value of this type, which may have other dimensions."""
+    held = held_of(kind)
+    if held is None:
+        return tensor.reshape([dim.size for dim in kind.dims])
+    whole = tensor.reshape([dim.size for dim in held.kind.dims])
+    for axis, name in enumerate(held.kind.names):
+        if held.kind.split(name):
+            whole = whole.index_select(axis, held.indices_on(whole.device, name))
+    return whole
+
+
 def held_in(reads: Mapping[str, SegmentRead]) -> dict[str, RankShard]:
     """The part of values that the chip holds, as statements see them."""
     found = {name: held_of(read.kind) for name, read in reads.items()}
     return {name: held for name, held in found.items() if held is not None}
 
 
-def sharded(program: Program, func: Func, chip: Rank) -> Program:
-    """The program with this function alone, as the chip runs it. Its types have no holes."""
+def sharded(program: Program, number: int) -> Program:
+    """The program as the chip of this number runs it. Its types have no holes.
 
-    def shard(name: str, whole: ValueType) -> ShardType:
+    Weights and state have the digits of the first function, as all do: the order of a dimension is the program's.
+    """
+    digits = {func.name: Digits.of(program, func) for func in program.funcs}
+    outside = digits[program.funcs[0].name]
+
+    def shard(own: Digits, name: str, whole: ValueType) -> ShardType:
         assert isinstance(whole, TensorType)
-        held = RankShard(replace(chip, digits=chip.digits.at_edge(name, whole)), whole)
+        held = RankShard(Rank(own.at_edge(name, whole), number), whole)
         dims, placement = held.shape.dims, whole.placement
         return ShardType(whole.dtype, dims, whole.splits, whole.partial, placement, whole.in_flight, held)
 
-    def change(_: Func | None, value: Value) -> Value:
-        return replace(value, type=shard(value.name, value.type))
+    def change(func: Func | None, value: Value) -> Value:
+        own = outside if func is None else digits[func.name]
+        return replace(value, type=shard(own, value.name, value.type))
 
-    results = tuple(shard(name, kind) for name, kind in zip(func.returns, func.results, strict=True))
-    made = map_program_values(replace(program, funcs=(func,)), change)
-    return replace(made, funcs=tuple(replace(each, results=results) for each in made.funcs))
+    def results(func: Func) -> tuple[ShardType, ...]:
+        named = zip(func.returns, func.results, strict=True)
+        return tuple(shard(digits[func.name], name, kind) for name, kind in named)
+
+    made = map_program_values(program, change)
+    funcs = zip(made.funcs, program.funcs, strict=True)
+    return replace(made, funcs=tuple(replace(own, results=results(whole)) for own, whole in funcs))

@@ -1,7 +1,7 @@
 """Homes of weights, whose values come from a checkpoint.
 
 The rows on device and host are loaded before a run. Those on disk are read from the checkpoint itself, each time they
-are needed; quantized ones are spilled before a run.
+are needed; quantized ones, and where that is asked for those that lie scattered in its files, are spilled before a run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.homes import Home, Job, SliceLayout, loop_dims
+from shardwright.backends.torch.homes import Home, Job, SliceLayout, loop_dims, rows_on
 from shardwright.backends.torch.tensors import from_numpy
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.offloading.group_quantization import GroupQuantization
@@ -58,21 +58,28 @@ class WeightHome(Home):
 
     def __init__(
         self, tiers: Tiers, value: Value, lead: Sequence[str], source: WeightSource, order: RowOrder | None = None,
-        quantized: GroupQuantization | None = None, first: int = 0,
+        quantized: GroupQuantization | None = None, first: int = 0, *, gathered: bool = False,
     ) -> None:  # fmt: skip
-        """`first` is the number of the first of its layers in the whole model."""
+        """`first` is the number of the first of its layers in the whole model. Where it is `gathered`, rows on disk
+        that are no ranges of files are spilled: each time, more would be read than they are."""
         layout, self.as_stored, quantized = weight_layout(value, lead, order, quantized)
         super().__init__(tiers, value, layout, quantized)
         self.source = source
         self.first = first
+        self.gathered = gathered
         self.ranges: dict[tuple[int, ...], list[FileRange] | None] = {}
+        self.ranges_read = 0
+        """Bytes read from ranges of files, each time that they are."""
 
     def what(self, index: tuple[int, ...]) -> str:
         return self.value.name + "".join(f" of layer {self.first + at}" for at in index)
 
-    @property
+    @cached_property
     def spills(self) -> bool:
-        return self.coding.quantized is not None
+        if self.coding.quantized is not None or not self.gathered:
+            return self.coding.quantized is not None
+        on_disk = rows_on(self.pieces, Tier.DISK)
+        return on_disk.count > 0 and self._file_ranges(next(self.indices), on_disk) is None
 
     def allocate(self) -> None:
         for index, rows in itertools.product(self.indices, self.pieces):
@@ -137,6 +144,7 @@ class WeightHome(Home):
         import torch
 
         readers, flat = self.tiers.readers, target.view(torch.uint8).reshape(-1)
+        self.ranges_read += sum(part.nbytes for part in ranges)
         return [
             job
             for part in ranges
@@ -190,7 +198,7 @@ class WeightHome(Home):
 
 def weight_homes(
     program: Program, tiers: Tiers, source: WeightSource, orders: Mapping[str, RowOrder] | None = None,
-    quantized: GroupQuantization | None = None, first: int = 0,
+    quantized: GroupQuantization | None = None, first: int = 0, *, gathered: bool = False,
 ) -> dict[str, WeightHome]:  # fmt: skip
     """Homes for the weights of a program, none of them allocated yet."""
     loops = loop_dims(program)
@@ -203,6 +211,7 @@ def weight_homes(
             (orders or {}).get(value.name),
             quantized,
             first,
+            gathered=gathered,
         )
         for value in program.weights
     }

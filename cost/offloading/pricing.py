@@ -12,6 +12,7 @@ from shardwright.cost.offloading.memory import Peaks, attends_on_host, capacitie
 from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.sizes import Sizes
 from shardwright.cost.offloading.times import BlockTimes, times_of
+from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.text.table import bytes_text, text_table
 
 
@@ -52,6 +53,7 @@ class PricedPolicy:
             "runtime": setting.runtime.name,
             "machine": setting.machine.name,
             "gpus": setting.devices,
+            **({"mesh": dict(setting.mesh)} if setting.mesh else {}),
             "compressed": {what: format_ is not None for what, format_ in quantized.items()},
             "bits": {what: format_.bits for what, format_ in quantized.items() if format_ is not None},
             "host_attention": self.host_attention,
@@ -67,6 +69,7 @@ class PricedPolicy:
         ]  # fmt: skip
         where = "host" if self.host_attention else "device"
         gpus = "" if setting.devices == 1 else f", {setting.devices} in a pipeline"
+        gpus += f", each a chip of the mesh {setting.mesh}" if setting.mesh else ""
         return "\n".join(
             [
                 f"{model} on {setting.machine.name}{gpus}, {sizes.prompt} tokens in and {sizes.generated} out,"
@@ -93,8 +96,8 @@ class OffloadSetting:
     With `devices` above 1 the layers are divided into so many stages of a pipeline, each on such a machine (Sheng et
     al. 2023, section 4.4), and the batches of a block into as many groups, as far as there are batches. A stage takes
     one group after the other through its layers, and loads their weights for each: prefill fills and drains the
-    pipeline with the groups, and a token takes as many rounds as there are stages. What is sent between machines is not
-    priced.
+    pipeline with the groups, and a token takes as many rounds as there are stages. On a `mesh` the sizes are those of
+    one chip, which has such a machine to itself. What is sent between machines is not priced.
     """
 
     sizes: Sizes
@@ -103,6 +106,7 @@ class OffloadSetting:
     page_cache: bool = True
     devices: int = 1
     dtype: str = "f16"
+    mesh: Mesh = ONE_CHIP
 
     @cached_property
     def rates(self) -> RuntimeRates:

@@ -16,6 +16,7 @@ from shardwright.cost.kernels.work import Matmul, Work, work_of
 from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.programs.memory import memory_of
 from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Alias, Attend, Contract, Merge, Movement, Rename, Split, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Value
 
@@ -106,8 +107,8 @@ class Sizes:
 
 
 def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
-    """The sizes of an explicit program on one device whose functions are `prefill`, of `prompt` tokens, and `decode`,
-    both for one sequence, over a cache of `prompt + generated` positions.
+    """The sizes of an explicit program whose functions are `prefill`, of `prompt` tokens, and `decode`, both for one
+    sequence, over a cache of `prompt + generated` positions: of one chip where it has a mesh.
 
     Raises where a function is missing, or decode has no loop over layers in which a cache grows.
     """
@@ -120,8 +121,9 @@ def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
     weights = {value.name: value for value in program.weights}
     works = work_of(program, decode)
     inside = [work for work in works if work.loops]
-    attention, feedforward = _layer_parts(inside, weights, loop.dim, heads)
-    embedding, unembedding = _end_parts([work for work in works if not work.loops], weights)
+    mesh = program.mesh
+    attention, feedforward = _layer_parts(inside, weights, loop.dim, heads, mesh)
+    embedding, unembedding = _end_parts([work for work in works if not work.loops], weights, mesh)
     cached = {value.name for value in caches}
     products = [p for work in inside if cached & {name for name, _ in work.reads} for p in work.products]
     return Sizes(
@@ -130,9 +132,9 @@ def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
         feedforward,
         embedding,
         unembedding,
-        sum(math.prod(dim.size for dim in value.concrete.dims) for value in caches) // (layers * positions),
+        sum(math.prod(value.concrete.local_shape(mesh)) for value in caches) // (layers * positions),
         max(value.concrete.dtype.bits for value in caches) / 8,
-        loop.carries[0].value.concrete.local_bytes(program.mesh),
+        loop.carries[0].value.concrete.local_bytes(mesh),
         sum(product.flops for product in products) / positions,
         max((product.count * product.m for product in products), default=0),
         memory_of(program, prefill).activations,
@@ -181,14 +183,14 @@ def growing_loop(func: Func) -> tuple[Loop, Update]:
 
 
 def _layer_parts(
-    works: Sequence[Work], weights: Mapping[str, Value], layer_dim: str, heads: set[str]
+    works: Sequence[Work], weights: Mapping[str, Value], layer_dim: str, heads: set[str], mesh: Mesh
 ) -> tuple[WeightGroup, WeightGroup]:
     """Attention and feedforward. What is read without a product goes with the next product that reads a matrix."""
     tensors: dict[str, dict[str, WeightTensor]] = {"attention": {}, "feedforward": {}}
     flops = dict.fromkeys(tensors, 0.0)
     waiting: dict[str, WeightTensor] = {}
     for work in works:
-        read = {name: _tensor(weights[name], layer_dim, work.matmul) for name, _ in work.reads if name in weights}
+        read = {name: _tensor(weights[name], layer_dim, work.matmul, mesh) for name, _ in work.reads if name in weights}
         waiting |= read
         matrices = [name for name, tensor in read.items() if tensor.matrix]
         if work.matmul is None or not matrices:
@@ -203,13 +205,13 @@ def _layer_parts(
     return attention, feedforward
 
 
-def _end_parts(works: Sequence[Work], weights: Mapping[str, Value]) -> tuple[WeightGroup, WeightGroup]:
+def _end_parts(works: Sequence[Work], weights: Mapping[str, Value], mesh: Mesh) -> tuple[WeightGroup, WeightGroup]:
     """The parts looked up before the layers, and everything else outside them, the unembedding above all."""
     before: dict[str, WeightTensor] = {}
     after: dict[str, WeightTensor] = {}
     flops = 0.0
     for work in works:
-        read = {name: _table(weights[name]) for name, _ in work.reads if name in weights}
+        read = {name: _table(weights[name], mesh) for name, _ in work.reads if name in weights}
         if work.operation == "lookup":
             before |= read
         else:
@@ -220,15 +222,16 @@ def _end_parts(works: Sequence[Work], weights: Mapping[str, Value]) -> tuple[Wei
     )
 
 
-def _tensor(value: Value, layer_dim: str | None, product: Matmul | None) -> WeightTensor:
+def _tensor(value: Value, layer_dim: str | None, product: Matmul | None, mesh: Mesh) -> WeightTensor:
     """A weight; it is a matrix where the product sums over it, which its bias, of two dimensions maybe, is not."""
     kind = value.concrete
-    elements = math.prod(dim.size for dim in kind.dims if dim.name != layer_dim)
+    extents = zip(kind.names, kind.local_shape(mesh), strict=True)
+    elements = math.prod(extent for name, extent in extents if name != layer_dim)
     matrix = product is not None and elements == product.count * product.k * max(product.m, product.n)
     return WeightTensor(value.name, elements, -(-elements * kind.dtype.bits // 8), matrix)
 
 
-def _table(value: Value) -> WeightTensor:
+def _table(value: Value, mesh: Mesh) -> WeightTensor:
     """A weight outside the layers; tables are matrices, looked up or multiplied with."""
-    own = _tensor(value, None, None)
+    own = _tensor(value, None, None, mesh)
     return replace(own, matrix=len(value.concrete.dims) > 1)

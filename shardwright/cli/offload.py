@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.offload_run import add_run
-from shardwright.cli.options import add_json, number, one_of, positive
+from shardwright.cli.options import add_json, add_mesh, number, one_of, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -36,6 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_planning(parser)
     parser.check(_formats_are_one)
     parser.check(_plan_options)
+    parser.check(_mesh_options)
     add_run(parser)
     add_json(parser)
 
@@ -78,6 +80,13 @@ def add_planning(parser: Parser) -> None:
         help="files are read from the disk each time, past the page cache (a run does so where they do not fit in it)",
     )
     add(
+        "--frontier",
+        metavar="OUT.{svg,png,pdf}",
+        type=one_of("format of picture", "svg", "png", "pdf"),
+        help="also draw the highest throughput against the time of a block",
+    )
+    several = parser.add_argument_group("several processes").add_argument
+    several(
         "--gpus",
         type=positive,
         metavar="N",
@@ -85,11 +94,11 @@ def add_planning(parser: Parser) -> None:
         help="a pipeline over so many: of a run, so many processes on "
         "this machine, where torchrun has not started them (default: 1)",
     )
-    add(
-        "--frontier",
-        metavar="OUT.{svg,png,pdf}",
-        type=one_of("format of picture", "svg", "png", "pdf"),
-        help="also draw the highest throughput against the time of a block",
+    add_mesh(several, "each process, or machine, is a chip of this mesh, and has its part of every value")
+    several(
+        "--layout",
+        metavar="NAME",
+        help="over --mesh: a preset, as of import, or open, which leaves layouts to the compiler (default: ws2d)",
     )
 
 
@@ -102,6 +111,19 @@ def _formats_are_one(args: argparse.Namespace) -> str | None:
     return None
 
 
+def _mesh_options(args: argparse.Namespace) -> str | None:
+    if args.layout is not None and not args.mesh:
+        return "--layout is of values over a mesh: give --mesh, as in --mesh x=2, or leave it out"
+    if args.mesh and math.prod(args.mesh.values()) == 1:
+        said = ",".join(f"{axis}={size}" for axis, size in args.mesh.items())
+        return f"--mesh {said} is a single chip: leave --mesh out, or give it more, as in --mesh x=2"
+    if args.layout is not None and args.policy and args.policy.endswith(".shard"):
+        return f"{args.policy} has layouts of its own: leave --layout out"
+    if args.mesh and args.plan_only and args.timeline:
+        return "--timeline is predicted of one chip: leave --mesh out"
+    return None
+
+
 def _plan_options(args: argparse.Namespace) -> str | None:
     if not args.plan_only:
         if args.model.endswith(".shard"):
@@ -110,8 +132,9 @@ def _plan_options(args: argparse.Namespace) -> str | None:
     if args.model.endswith(".shard"):
         kept = ("frontier", "timeline", "latency", "compress", "weights")
         given = next((name for name in kept if getattr(args, name) is not None), None)
-        if given is not None or args.gpus > 1:
-            return f"--{given or 'gpus'} is for models; of a program the placements that it leaves open are filled"
+        given = given or ("gpus" if args.gpus > 1 else "mesh" if args.mesh else None)
+        if given is not None:
+            return f"--{given} is for models; of a program the placements that it leaves open are filled"
     elif args.output is not None and not args.output.endswith(".shard"):
         return f"-o {args.output}: --plan-only writes a program; end the name in .shard"
     if args.latency == 0:
@@ -205,7 +228,7 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
         machine = named or _measured(args, dtype)
         setting = setting_of(
             model.model, machine, runtime, args.prompt_len, args.gen_len,
-            page_cache=not args.no_page_cache, devices=args.gpus, dtype=dtype,
+            page_cache=not args.no_page_cache, devices=args.gpus, dtype=dtype, **_over_mesh(args),
         )  # fmt: skip
         compress, weights = args.compress is not None, WEIGHT_FORMATS.get(args.weights)
         if policies is None:
@@ -223,6 +246,14 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
         said = f"{args.prompt_len} tokens in and {args.gen_len} out"
         draw_frontier(plans, f"{model.name} on {machine.name}, {said}, runtime {runtime.name}", args.frontier)
     return model.name, plan, most, plans
+
+
+def _over_mesh(args: argparse.Namespace) -> dict[str, Any]:
+    """The mesh and the layout, where there is a mesh."""
+    from shardwright.ir.mesh import Mesh
+    from shardwright.serving.offloading.request import DEFAULT_LAYOUT
+
+    return {"mesh": Mesh(tuple(args.mesh.items())), "layout": args.layout or DEFAULT_LAYOUT} if args.mesh else {}
 
 
 def _runtime(args: argparse.Namespace) -> Runtime:
@@ -272,7 +303,8 @@ def _model_text(args: argparse.Namespace, plan: PricedPolicy, name: str) -> str:
     from shardwright.serving.offloading.programs import model_program
 
     sizes, model, policy = plan.setting.sizes, model_of(args.model).model, plan.policy
-    program = model_program(model, policy, sizes.prompt, sizes.context, DType(plan.setting.dtype))
+    dtype = DType(plan.setting.dtype)
+    program = model_program(model, policy, sizes.prompt, sizes.context, dtype, **_over_mesh(args))
     return plan_text(plan, name, with_batches(program, policy.n_gpu_batches))
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardwright.backends.timeline import Recorder, Recording
     from shardwright.backends.torch.world import World
     from shardwright.cli.options import Parser
+    from shardwright.ir.mesh import Mesh
     from shardwright.serving.generation.journal import Journal
     from shardwright.serving.generation.prompts import Prompt
     from shardwright.serving.generation.run_settings import RunSettings
@@ -79,6 +80,12 @@ class RunRequest:
     settings: GenerationSettings
     options: RunOptions
     request: OffloadRequest
+    stages: int = 1
+    """Of a pipeline."""
+
+    @property
+    def processes(self) -> int:
+        return self.stages * self.request.mesh.n_chips
 
     def answered_with(self, checkpoint: str) -> RunSettings:
         """All that the answers depend on."""
@@ -112,13 +119,15 @@ class RunRequest:
             "prompts": hashlib.sha256(tokens.encode()).hexdigest(),
             "settings": repr(self.settings),
             "policy": f"{self.request.policy!r} {self.request.schedule} {self.request.dtype} {self.request.sparse}",
+            "mesh": f"{self.request.mesh} {self.request.layout}",
         }
 
 
 def execute_run(args: argparse.Namespace) -> int:
     """Continues the prompts that the output does not answer yet, and writes each answer when it is there. With `--json`
     prints what was measured (`serving.offloading.run.Report`) with `policy`, `resumed`, the prompts that were answered
-    before, and `output`; of a pipeline also `stages`, the layers, peaks and bytes moved of each process."""
+    before, and `output`; of several processes also `stages`, or over a mesh `processes`, with the layers, the chip, the
+    peaks and the bytes moved and read of each."""
     from shardwright.backends.torch.resident import give_back_what_is_freed
     from shardwright.backends.torch.world import in_world, joined
     from shardwright.serving.generation.journal import Journal
@@ -128,14 +137,14 @@ def execute_run(args: argparse.Namespace) -> int:
     if in_world():
         with joined(silence=args.silence_timeout) as world:
             args.json = args.json and world.writes
-            return _run(args, _asked(args, world.count, world), world)
-    asked = _asked(args, args.gpus)
-    if args.gpus == 1:
+            return _run(args, _asked(args, world), world)
+    asked = _asked(args)
+    if asked.processes == 1:
         return _run_with_room(args, asked)
     with Journal(args.output, asked.prompts, lambda: asked.answered_with(args.model)):
         pass  # what is wrong with it is said once, by this process
     planned = [] if args.policy else ["--policy", asked.request.policy.numbers]
-    return run_together([*args.argv, *planned], args.gpus)
+    return run_together([*args.argv, *planned], asked.processes)
 
 
 def _run_with_room(args: argparse.Namespace, asked: RunRequest) -> int:
@@ -148,33 +157,63 @@ def _run_with_room(args: argparse.Namespace, asked: RunRequest) -> int:
     )
 
 
-def _asked(args: argparse.Namespace, gpus: int, world: World | None = None) -> RunRequest:
+def _asked(args: argparse.Namespace, world: World | None = None) -> RunRequest:
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.serving.generation.inputs import generation_inputs
     from shardwright.serving.generation.prompts import read_text
     from shardwright.serving.offloading.buckets import check_lengths
-    from shardwright.serving.offloading.launching import threads_of
+    from shardwright.serving.offloading.launching import check_count, threads_of
     from shardwright.serving.offloading.program_parts import PipelineStage
 
     with located(Source("offload", "")):
-        if args.gpus not in (1, gpus):
-            raise fault("bad-processes", f"--gpus is {args.gpus}, and {gpus} processes have been started", NOWHERE)
-        if gpus > 1 and args.prompts == "-":
+        mesh = _mesh(args)
+        stages = _stages(args, mesh, world)
+        count = stages * mesh.n_chips
+        if world is None:
+            check_count(count)
+        if count > 1 and args.prompts == "-":
             raise fault("bad-setting", "several processes cannot read the prompts from standard input", NOWHERE)
     inputs = generation_inputs(args.model, lambda: read_text(args.prompts), (), own_stops=not args.ignore_eos)
     model, prompts = inputs.model, inputs.prompts
     settings = settings_of(args, inputs.stop_tokens, args.max_new_tokens)
     check_lengths(prompts, settings.max_new_tokens, model.longest)
     with located(Source("offload", "")):
-        PipelineStage(0, gpus).layers(model.layers)
-        options = _options(args)
+        PipelineStage(0, stages).layers(model.layers)
+        options = _options(args, mesh)
+        options.check_layout()
         if world is None:
-            options = options.on_this_machine(tell, threads_of(gpus) if gpus > 1 else None)
+            options = options.on_this_machine(tell, threads_of(count) if count > 1 else None)
         elif args.policy is None:  # the plan of one process for all: on other machines there would be others
             if world.writes:
-                world.share("policy", options.on_this_machine(tell).request(prompts, gpus).policy.numbers)
+                world.share("policy", options.on_this_machine(tell).request(prompts, stages).policy.numbers)
             options = replace(options, policy=world.shared("policy", 0))
-        return RunRequest(prompts, inputs.tokenizer, settings, options, options.request(prompts, gpus))
+        return RunRequest(prompts, inputs.tokenizer, settings, options, options.request(prompts, stages), stages)
+
+
+def _mesh(args: argparse.Namespace) -> Mesh:
+    """The mesh of --mesh, or of the program that --policy names."""
+    from shardwright.ir.mesh import Mesh
+    from shardwright.serving.offloading.policy_files import is_program, mesh_in
+
+    given = Mesh(tuple(args.mesh.items()))
+    return mesh_in(args.policy, given) if args.policy is not None and is_program(args.policy) else given
+
+
+def _stages(args: argparse.Namespace, mesh: Mesh, world: World | None) -> int:
+    """The stages of a pipeline that the processes make up, each of as many as the mesh has chips."""
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
+    if world is None:
+        return args.gpus
+    stages, left = divmod(world.count, mesh.n_chips)
+    if left or not stages:
+        message = f"the mesh {mesh} has {mesh.n_chips} chips, and {world.count} processes have been started"
+        raise fault("bad-processes", message, NOWHERE, f"start {mesh.n_chips}, or a multiple for a pipeline")
+    if args.gpus not in (1, stages):
+        over = f" over the mesh {mesh}" if mesh else ""
+        message = f"--gpus is {args.gpus}{over}, and {world.count} processes have been started"
+        raise fault("bad-processes", message, NOWHERE)
+    return stages
 
 
 def tell(text: str) -> None:
@@ -254,15 +293,18 @@ def _answered(journal: Journal | None, world: World | None) -> set[int]:
 
 
 def _of_all(world: World, offloaded: OffloadedModel) -> dict[str, Any]:
-    """`stages`, what each process measured, and `peak_bytes`, the highest of them."""
-    report, layers = offloaded.report, offloaded.layers
-    own = {"peak_bytes": report.peak_bytes, "moved_bytes": report.moved_bytes}
-    world.share("measured", {"layers": [layers.start, layers.stop], **own})
+    """The measurements of each process, as `stages` or over a mesh as `processes`, and `peak_bytes`, the highest."""
+    report, layers, place = offloaded.report, offloaded.layers, offloaded.place
+    own: dict[str, Any] = {"layers": [layers.start, layers.stop]}
+    if place.split:
+        own["chip"] = list(place.mesh.chips())[place.chip]
+    own |= {key: report.as_json()[key] for key in ("peak_bytes", "moved_bytes", "read_bytes", "resident_bytes")}
+    world.share("measured", own)
     if not world.writes:
         return {}
-    stages = [world.shared("measured", index) for index in range(world.count)]
-    peaks = {tier: max(stage["peak_bytes"][tier] for stage in stages) for tier in report.peak_bytes}
-    return {"peak_bytes": peaks, "stages": stages}
+    every = [world.shared("measured", index) for index in range(world.count)]
+    peaks = {tier: max(each["peak_bytes"][tier] for each in every) for tier in report.peak_bytes}
+    return {"peak_bytes": peaks, "processes" if place.split else "stages": every}
 
 
 def _recorder(args: argparse.Namespace, world: World | None) -> Recorder | None:
@@ -292,7 +334,7 @@ def _write_timeline(args: argparse.Namespace, recordings: list[Recording], asked
     from shardwright.backends.timeline.recorder import run_timeline
     from shardwright.cli.output import write_output
     from shardwright.prediction.offload_timeline import run_seconds
-    from shardwright.serving.offloading.program_parts import PipelineStage
+    from shardwright.serving.offloading.program_parts import ProcessPlace
 
     request, options = asked.request, asked.options
     caps = {str(tier): float(cap) for tier, cap in request.caps.items() if cap is not None}
@@ -300,7 +342,8 @@ def _write_timeline(args: argparse.Namespace, recordings: list[Recording], asked
     seconds = None
     if options.machine or options.measured:
         setting, n = options.setting(asked.prompts), len(recordings)
-        layers = [len(PipelineStage(i, n).layers(setting.sizes.layers)) for i in range(n)]
+        places = [ProcessPlace.of(i, n, request.mesh) for i in range(n)]
+        layers = [len(place.stage.layers(setting.sizes.layers)) for place in places]
         seconds = [
             run_seconds(setting, request.policy, e.events, own) for e, own in zip(recordings, layers, strict=True)
         ]
@@ -325,9 +368,10 @@ def _summary(measured: dict[str, Any]) -> str:
     )
 
 
-def _options(args: argparse.Namespace) -> RunOptions:
+def _options(args: argparse.Namespace, mesh: Mesh) -> RunOptions:
     from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
     from shardwright.ir.types import DType, Tier
+    from shardwright.serving.offloading.request import DEFAULT_LAYOUT
     from shardwright.serving.offloading.run_options import RunOptions
 
     return RunOptions(
@@ -346,4 +390,6 @@ def _options(args: argparse.Namespace) -> RunOptions:
         args.compress is not None,
         WEIGHT_FORMATS.get(args.weights),
         args.latency,
+        mesh,
+        args.layout or DEFAULT_LAYOUT,
     )

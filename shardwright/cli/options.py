@@ -188,17 +188,22 @@ def add_file(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .shard program; - reads standard input")
 
 
-def add_sizes(parser: Parser) -> None:
-    """--mesh and --dim, which override the file's own; dicts from name to size, empty where not given."""
-    parser.add_argument(
+def add_mesh(add: Callable[..., object], what: str = "sizes of the mesh's axes") -> None:
+    """--mesh, by a parser's `add_argument`: a dict from axis to size, empty where not given."""
+    add(
         "--mesh",
         action=_Numbers,
         metavar="x=2,y=2",
         names=_AXIS,
         rule="an axis is lower-case, as in x=2,y=2",
         read=_size,
-        help="sizes of the mesh's axes",
+        help=what,
     )
+
+
+def add_sizes(parser: Parser) -> None:
+    """--mesh and --dim, which override the file's own; dicts from name to size, empty where not given."""
+    add_mesh(parser.add_argument)
     parser.add_argument(
         "--dim",
         action=_Numbers,

@@ -92,6 +92,11 @@ class CheckpointSource:
         """The bytes of all files."""
         return sum({file.path: file.size for file in self._files.values()}.values())
 
+    @property
+    def file_bytes_read(self) -> int:
+        """The bytes that `read` has read of all files, with what lies between ranges that are read together."""
+        return sum({file.path: file.bytes_read for file in self._files.values()}.values())
+
     def file_ranges(self, name: str, index: Index) -> list[FileRange] | None:
         """Where the box lies in the files, its stacked dimensions before those of a tensor, in their stored order.
 

@@ -52,6 +52,8 @@ class TensorFile:
         self.handle: Any = stack.enter_context(opener(str(path), framework="numpy"))
         self.names: tuple[str, ...] = tuple(self.handle.keys())
         self.size = self._size()
+        self.bytes_read = 0
+        """Bytes read by `read`, what lies between ranges that are wanted included."""
         self._ranges: dict[str, tuple[int, int]] | None = None
 
     def range(self, name: str) -> tuple[int, int]:
@@ -126,6 +128,7 @@ class TensorFile:
                     "something changed it in the meantime; begin again when it is complete",
                 )
             done += n
+        self.bytes_read += done
 
     def _size(self) -> int:
         return os.fstat(self._file.fileno()).st_size

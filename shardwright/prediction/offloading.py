@@ -15,7 +15,7 @@ from shardwright.cost.offloading.search import Compression, PolicySearchResult, 
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.ir.elaboration.elaborate import elaborate
-from shardwright.ir.mesh import Mesh
+from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.description import Model
@@ -30,8 +30,15 @@ _IN = {"device": "on the device", "host": "in the host's memory", "disk": "on di
 
 
 @lru_cache(maxsize=256)
-def model_sizes(model: Model, prompt: int, generated: int, dtype: DType = DType.F16) -> Sizes:
-    """The sizes of a model's program in `dtype`, read from its types.
+def model_sizes(
+    model: Model,
+    prompt: int,
+    generated: int,
+    dtype: DType = DType.F16,
+    mesh: Mesh = ONE_CHIP,
+    layout: str = "ws1d",
+) -> Sizes:
+    """The sizes of a model's program in `dtype`, read from its types, on a mesh those of one chip.
 
     Raises where prompt and generation together are longer than the model's positions.
     """
@@ -45,7 +52,7 @@ def model_sizes(model: Model, prompt: int, generated: int, dtype: DType = DType.
             NOWHERE,
             "give a smaller --prompt-len or --gen-len",
         )
-    request = ProgramRequest("ws1d", Mesh(()), 1, prompt, dtype, None, prompt + generated, decomposed=True)
+    request = ProgramRequest(layout, mesh, 1, prompt, dtype, None, prompt + generated, decomposed=True)
     text, _ = model_text(model, request)
     return sizes_of(run_passes(elaborate(parse(Source("<model>", text))), EXPLICIT), prompt, generated)
 
@@ -60,12 +67,14 @@ def setting_of(
     page_cache: bool = True,
     devices: int = 1,
     dtype: DType = DType.F16,
+    mesh: Mesh = ONE_CHIP,
+    layout: str = "ws1d",
 ) -> OffloadSetting:
     """The setting that a policy is priced for. Raises where the model has fewer layers than there are devices."""
-    sizes = model_sizes(model, prompt, generated, dtype)
+    sizes = model_sizes(model, prompt, generated, dtype, mesh, layout)
     if devices > sizes.layers:
         raise fault("too-many-stages", f"{sizes.layers} layers cannot be divided into {devices} stages of a pipeline")
-    return OffloadSetting(sizes, machine, measured_on(runtime, machine), page_cache, devices, str(dtype))
+    return OffloadSetting(sizes, machine, measured_on(runtime, machine), page_cache, devices, str(dtype), mesh)
 
 
 def best_plan(

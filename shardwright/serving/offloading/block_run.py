@@ -48,7 +48,14 @@ class BlockRun:
         self.texts = [Texts(bucket, settings, vocab, model.report) for bucket in block.buckets]
         sampling, drawn_by = model.programs.sampling(block.rows), model.drawn_by.setdefault(block.rows, {})
         self.drawing = [
-            TokenSampler(sampling, settings, keys_of(bucket, block.rows, settings), block.lengths_of(number), drawn_by)
+            TokenSampler(
+                sampling,
+                settings,
+                keys_of(bucket, block.rows, settings),
+                block.lengths_of(number),
+                drawn_by,
+                model.collectives,
+            )
             for number, bucket in enumerate(block.buckets)
         ]
         self.drawn: dict[int, list[int]] = {}
@@ -156,7 +163,7 @@ class BlockRun:
                     del left[group]
                     continue
                 results = self._call(programs[group], step, homes[group])
-                if self.model.place.last:
+                if self.model.place.stage.last:
                     self.accept(step, results)
                 else:
                     self.model.links.leave(results)
@@ -170,13 +177,14 @@ class BlockRun:
         """The results of a pass: logits, and what the layers leave where that is asked for."""
         import torch
 
+        from shardwright.backends.torch.shards import entered
+
         running = self._now = self.model.running(program, step.name, homes)
         running.stopped = self.stopped
         device, args = self.model.tiers.device, dict[str, "Tensor"]()
         for value in running.func.params:
-            shape = [dim.size for dim in value.shape.dims]
             if value.name in step.args:
-                args[value.name] = torch.tensor(step.args[value.name]).reshape(shape).to(device)
+                args[value.name] = entered(torch.tensor(step.args[value.name]), value.type).to(device)
         token = max((token for _, token in self._open(step)), default=0)
         arriving = [value for value in running.func.params if value.name not in step.args]
         if arriving:
@@ -212,7 +220,8 @@ class BlockRun:
     # ------------------------------------------------------------ tokens
 
     def accept(self, step: BlockPass, results: Sequence[Tensor]) -> None:
-        """Draws the next token of the rows of batches from logits [..., V], and tells the other processes."""
+        """Draws the next token of the rows of batches from logits [..., V], together with the other chips; what one
+        process draws is everyone's."""
         logits, left = results[: len(step.turns)], results[len(step.turns) :]
         if len(step.turns) == 2 and left:  # what begins has its hidden states behind its logits
             logits, left = (results[0], results[-1]), results[1:-1]
@@ -232,7 +241,9 @@ class BlockRun:
                     ]
                 tokens += drawn
                 scores += scored
-        if self.model.place.count > 1:
+        if self.model.world is not None and not self.model.place.draws:
+            tokens, scores = self.model.links.receive_tokens(len(tokens), len(scores))
+        elif self.model.world is not None:
             self.model.links.send_tokens(tokens, scores)
         self._take(step, tokens, scores)
 
@@ -293,7 +304,7 @@ class BlockRun:
         running = self._now = self.model.running(program, "score", self.model.weights)
         running.stopped = self.stopped
         following = torch.tensor(block.ids_of(number))[:, 1:].T
-        args = {"following": following.to(self.model.tiers.device)}
+        args = {"following": following.contiguous().to(self.model.tiers.device)}
         for value, hidden in zip(running.func.params, left, strict=False):
             own = hidden[at][:, :-1].movedim(1, 0)
             args[value.name] = own.reshape([dim.size for dim in value.shape.dims])

@@ -1,4 +1,4 @@
-"""Several processes of one command on this machine, one for each stage of a pipeline, started and ended together."""
+"""Several processes of one command on this machine, stages of a pipeline or chips of a mesh, which end together."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import time
 from collections.abc import Sequence
 
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
+
+LEAST_MOST = 8
+"""Processes that a machine gets however few its cores are: as many as there are GPUs in most."""
 
 _GRACE = 15
 """Seconds that the others have to end when one has failed; they need less (`backends.torch.world.GRACE`)."""
@@ -51,6 +54,20 @@ def run_together(argv: Sequence[str], count: int) -> int:
         failed.source = Source("shardwright", "")
         raise failed
     return 1 if any(statuses) else 0
+
+
+def check_count(count: int) -> None:
+    """Raises where this machine is not one for so many processes."""
+    cores = os.cpu_count() or 1
+    most = max(LEAST_MOST, cores)
+    if count > most:
+        raise fault(
+            "too-many-processes",
+            f"these are {count} processes, and a machine with {cores} cores gets {most} at most",
+            NOWHERE,
+            "give a smaller --mesh or --gpus, or start them on several hosts:"
+            " torchrun --nproc-per-node N -m shardwright offload ...",
+        )
 
 
 def threads_of(count: int) -> int:

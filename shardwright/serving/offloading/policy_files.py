@@ -9,12 +9,31 @@ from typing import Any
 
 from shardwright.cost.offloading.group_quantization import INT4, INT8
 from shardwright.cost.offloading.policy import Policy, parse_policy, policy_of_json
-from shardwright.ir.diagnostics import fault, located
+from shardwright.ir.diagnostics import NOWHERE, fault, located
+from shardwright.ir.mesh import Mesh
 
 
 def is_program(path: str) -> bool:
     """Tells whether a name is that of a program of the language."""
     return path.endswith(".shard")
+
+
+def mesh_in(path: str, given: Mesh) -> Mesh:
+    """The mesh of a program, whose axes have the sizes that are `given`. Raises where it has none of these."""
+    from shardwright.ir.elaboration.elaborate import elaborate
+    from shardwright.ir.text.parser import parse, read_source
+
+    source = read_source(path)
+    with located(source):
+        module = parse(source)
+        if given and not elaborate(module).mesh:
+            raise fault(
+                "wrong-program",
+                f"the program splits nothing over the mesh {given}: it declares no mesh",
+                NOWHERE,
+                "leave --mesh out, or write one for it: shardwright offload CHECKPOINT --mesh x=2 --plan-only -o FILE",
+            )
+        return elaborate(module, dict(given) or None).mesh
 
 
 def read_policy(text: str) -> Policy:

@@ -5,21 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import fault
-from shardwright.ir.index_boxes import Index
+from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Alias, Full, Update
 from shardwright.ir.program import Carry, DimInfo, Func, Let, Loop, Marking, Program, SetState, Statement, Value
-from shardwright.ir.types import ON_DEVICE, Dim, DType, TensorType, ValueType
+from shardwright.ir.types import Dim, DType, TensorType, ValueType
 from shardwright.ir.walk import map_values, names_used, rename_operands
-from shardwright.ir.weight_source import FileRange, FileSource
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,38 @@ class PipelineStage:
         return range(n * self.index // self.count, n * (self.index + 1) // self.count)
 
 
-ALONE = PipelineStage()
+@dataclass(frozen=True)
+class ProcessPlace:
+    """The place of a process among several: its stage of a pipeline, and which chip it is of the mesh that the stage's
+    values are split over. Chips of a stage have numbers that follow each other."""
+
+    stage: PipelineStage = PipelineStage()
+    mesh: Mesh = ONE_CHIP
+    chip: int = 0
+
+    @staticmethod
+    def of(index: int, count: int, mesh: Mesh) -> ProcessPlace:
+        """The place of process `index` of `count`."""
+        stage, chip = divmod(index, mesh.n_chips)
+        return ProcessPlace(PipelineStage(stage, count // mesh.n_chips), mesh, chip)
+
+    @property
+    def split(self) -> bool:
+        """True if values are split over chips."""
+        return self.mesh.n_chips > 1
+
+    @property
+    def draws(self) -> bool:
+        """True if its tokens are everyone's."""
+        return self.stage.last and not self.chip
+
+    @property
+    def first(self) -> int:
+        """The number of the process that is chip 0 of its stage."""
+        return self.stage.index * self.mesh.n_chips
+
+
+ALONE = ProcessPlace()
 """There is one process."""
 
 # ---------------------------------------------------------------- some of the layers
@@ -84,17 +109,23 @@ def layers_of(func: Func) -> tuple[tuple[Statement, ...], Loop, tuple[Statement,
     return func.body[:at], loop, func.body[at + 1 :]
 
 
+def _handed(kind: ValueType) -> TensorType:
+    """The type of what the layers carry where it goes to another process, or out of the program: on the device, with
+    all rows on each chip, and nothing split that is open."""
+    splits = kind.splits if isinstance(kind, TensorType) else ((),) * len(kind.dims)
+    return TensorType(kind.dtype, kind.dims, ((), *splits[1:]))
+
+
 def _part(program: Program, func: Func, place: PipelineStage) -> Func:
     before, loop, after = layers_of(func)
     params, returns, results = func.params, func.returns, func.results
     if not place.last:
-        left = [Value(f"leaving_{v.name}", replace(v.type, placement=ON_DEVICE), Marking.FOUND) for v in loop.results]
+        left = [Value(f"leaving_{v.name}", _handed(v.type), Marking.FOUND) for v in loop.results]
         leaving = [Let((v,), Alias(), (r.name,)) for v, r in zip(left, loop.results, strict=True)]
         after = (*_needed(program, loop, after, set()), *leaving)
         returns, results = tuple(v.name for v in left), tuple(v.type for v in left)
     if not place.first:
-        arriving = [replace(c.value, name=f"arriving_{c.value.name}") for c in loop.carries]
-        arriving = [replace(v, type=replace(v.type, placement=ON_DEVICE), marking=Marking.DEMANDED) for v in arriving]
+        arriving = [Value(f"arriving_{c.value.name}", _handed(c.value.type)) for c in loop.carries]
         carries = tuple(Carry(c.value, v.name) for c, v in zip(loop.carries, arriving, strict=True))
         loop = replace(loop, carries=carries)
         wanted = names_used((*loop.body, *after)) | set(loop.following) | set(returns)
@@ -123,43 +154,6 @@ def _needed(program: Program, loop: Loop, body: Sequence[Statement], wanted: set
     return tuple(reversed(kept))
 
 
-class LayersOf:
-    """A source of some of the layers of another's arrays: of those in `layered`, by the axis of the layers, from layer
-    `first` on."""
-
-    def __init__(self, source: FileSource, layered: dict[str, int], first: int, count: int) -> None:
-        self._source = source
-        self._layered = layered
-        self._first = first
-        self._count = count
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._source.names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        shape = list(self._source.shape(name))
-        if name in self._layered:
-            shape[self._layered[name]] = self._count
-        return tuple(shape)
-
-    def dtype(self, name: str) -> np.dtype[Any]:
-        return self._source.dtype(name)
-
-    def _moved(self, name: str, index: Index) -> Index:
-        axis = self._layered.get(name)
-        if axis is None:
-            return index
-        taken = slice(index[axis].start + self._first, index[axis].stop + self._first)
-        return (*index[:axis], taken, *index[axis + 1 :])
-
-    def read(self, name: str, index: Index) -> npt.NDArray[Any]:
-        return self._source.read(name, self._moved(name, index))
-
-    def file_ranges(self, name: str, index: Index) -> list[FileRange] | None:
-        return self._source.file_ranges(name, self._moved(name, index))
-
-
 # ---------------------------------------------------------------- scores of prompts
 
 _POSITIONS = "P"
@@ -169,7 +163,7 @@ def with_hidden(program: Program, name: str) -> Program:
     """The program with what the layers leave among the results of a function, `left_...`."""
     func = program.func(name)
     _, loop, _ = layers_of(func)
-    left = [Value(f"left_{v.name}", replace(v.type, placement=ON_DEVICE), Marking.FOUND) for v in loop.results]
+    left = [Value(f"left_{v.name}", _handed(v.type), Marking.FOUND) for v in loop.results]
     body = (*func.body, *(Let((v,), Alias(), (r.name,)) for v, r in zip(left, loop.results, strict=True)))
     made = replace(
         func,
@@ -216,5 +210,5 @@ def scoring(program: Program, sampling: Program, decode: str, positions: int, ba
 
 
 def _along(value: Value, dim: Dim) -> ValueType:
-    kind = value.type
-    return replace(kind, dims=(dim, *kind.dims), splits=((), *kind.splits), placement=ON_DEVICE)
+    kind = _handed(value.type)
+    return replace(kind, dims=(dim, *kind.dims), splits=((), *kind.splits))

@@ -7,32 +7,40 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from shardwright.backends.simulation.digit_factors import Digits
+from shardwright.backends.torch.chip import Rank
+from shardwright.backends.torch.shards import sharded
 from shardwright.cost.offloading.policy import Policy
 from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+from shardwright.ir.digits import Order
 from shardwright.ir.elaboration.elaborate import elaborate
-from shardwright.ir.mesh import Mesh
+from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.ops import Movement, Update
 from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse
-from shardwright.ir.types import DType
+from shardwright.ir.types import Axes, DType, TensorType, row_text
+from shardwright.ir.verification.completion import complete
 from shardwright.ir.verification.verifier import Level, verify
 from shardwright.ir.walk import lets_in
 from shardwright.models.config import config_path, read_config
 from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest as ForwardRequest
 from shardwright.models.forward import model_text
-from shardwright.models.importing import checkpoint_dtype, import_model
+from shardwright.models.importing import ImportedModel, checkpoint_dtype
+from shardwright.models.layouts import OPEN
 from shardwright.models.weight_map import WeightMap, weight_map
+from shardwright.passes.compiling.place import Place
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
-from shardwright.passes.pipelines import run_passes
+from shardwright.passes.pipelines import EXPLICIT, explicit_passes, run_passes
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.generation.sampling import sampling_functions
 from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.buckets import Bucket, buckets
+from shardwright.serving.offloading.mesh_layouts import imported_on, with_layouts_of
 from shardwright.serving.offloading.placing import placed
-from shardwright.serving.offloading.program_parts import ALONE, PipelineStage, part_of, scoring, with_hidden
+from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace, part_of, scoring, with_hidden
 from shardwright.serving.offloading.request import OffloadRequest
 
 ENTERS, STAYS = "prefill", "decode"
@@ -65,9 +73,9 @@ class Programs:
     given, is at fault."""
 
     def __init__(
-        self, checkpoint: Path, request: OffloadRequest, settings: GenerationSettings, place: PipelineStage = ALONE
+        self, checkpoint: Path, request: OffloadRequest, settings: GenerationSettings, place: ProcessPlace = ALONE
     ) -> None:
-        """With `place` those of one process of a pipeline."""
+        """With `place` those of one process of several."""
         self.place = place
         self.folder = checkpoint
         self.request = request
@@ -76,8 +84,9 @@ class Programs:
         self.dtype = request.dtype or checkpoint_dtype(self.config)
         self._made: dict[tuple[int, int, int, int, bool], Program] = {}
         self._sampling: dict[int, Program] = {}
-        with located(Source(str(config_path(checkpoint)), "")):
-            imported = import_model(self.config.keys, "ws2d", Mesh(()), 1, 1, request.dtype, cache=1)
+        self._chosen: Program | None = None
+        self._ranks: dict[tuple[int, str], Rank] = {}
+        imported = self._imported(1, 1, 1)
         self._text = imported.unformatted
         self.vocab = imported.model.vocab
         self.longest = imported.model.longest
@@ -87,12 +96,17 @@ class Programs:
             with located(request.program):
                 self._check(self.written)
 
+    def _imported(self, rows: int, length: int, cache: int) -> ImportedModel:
+        layout = self.request.layout if self.request.program is None else OPEN
+        with located(Source(str(config_path(self.folder)), "")):
+            return imported_on(self.config.keys, self.place.mesh, layout, rows, length, cache, self.request.dtype)
+
     # ------------------------------------------------------------ a program that was given
 
     @cached_property
     def written(self) -> Program:
         assert self.request.program is not None
-        return elaborate(parse(self.request.program))
+        return elaborate(parse(self.request.program), dict(self.place.mesh) or None)
 
     @property
     def fixed(self) -> bool:
@@ -183,24 +197,56 @@ class Programs:
         """The batches of a block that go through the layers together, one group for each process of a pipeline at
         most."""
         n = len(block.buckets)
-        count = 1 if self.fixed else max(1, min(self.place.count, block.together or n, n))
+        count = 1 if self.fixed else max(1, min(self.place.stage.count, block.together or n, n))
         return [list(range(n))[at::count] for at in range(count)]
 
     def program(self, block: PromptBlock, group: int) -> Program:
         """The program of a group of a block, with its schedule."""
-        if self.fixed:
-            return self.written
         groups = self.groups(block)
         batches = len(range(group, block.together, len(groups))) if block.together else len(groups[group])
         key = max(1, batches), block.rows, block.length, block.cache, bool(block.together)
         if key not in self._made:
-            program = self._plain(key[0] * block.rows, block.length, block.cache)
-            if self.settings.logprobs and self.place.last:
-                program = with_hidden(program, ENTERS)
-            program = part_of(program, self.place)
-            order = "diagonal" if block.together else "zigzag"
-            self._made[key] = run_passes(program, [Offload(), ScheduleBlocks(batches=key[0], order=order)])
+            self._made[key] = self._own(self.written if self.fixed else self._scheduled(*key))
         return self._made[key]
+
+    def _scheduled(self, batches: int, rows: int, length: int, cache: int, together: bool) -> Program:
+        split = self.place.split
+        program = self._plain(rows if split else batches * rows, length, cache)
+        if self.settings.logprobs and self.place.stage.last:
+            program = with_hidden(program, ENTERS)
+        program = part_of(program, self.place.stage)
+        if split:
+            calls = {ENTERS: 1.0, STAYS: float(max(1, self.settings.max_new_tokens - 1))}
+            program = resized(self._over_chips(program, Place.of(calls=calls)), {"B": batches * rows})
+        order = "diagonal" if together else "zigzag"
+        copies = () if split else (Offload(),)
+        return run_passes(program, [*copies, ScheduleBlocks(batches=batches, order=order)])
+
+    def _over_chips(self, program: Program, place: Place) -> Program:
+        """The program with its copies and every movement between chips, in layouts that are chosen for one batch.
+
+        Weights have the layouts that the first program was given, since they are loaded once.
+        """
+        if self._chosen is not None:
+            program = with_layouts_of(program, self._chosen)
+        made = run_passes(program, [Offload(), *explicit_passes(place)])
+        self._chosen = self._chosen or made
+        return made
+
+    def _own(self, program: Program) -> Program:
+        """The program as this process runs it: of a mesh that of its chip."""
+        if not self.place.split:
+            return program
+        program = complete(program)
+        verify(program, Level.EXPLICIT)
+        made = sharded(program, self.place.chip)
+        ranks = {func.name: Rank(Digits.of(program, func), self.place.chip) for func in program.funcs}
+        self._ranks |= {(id(made), name): rank for name, rank in ranks.items()}
+        return made
+
+    def rank(self, program: Program, name: str) -> Rank | None:
+        """The chip that runs this function of a program that was made here, None where there is no mesh."""
+        return self._ranks.get((id(program), name))
 
     def _plain(self, rows: int, length: int, cache: int) -> Program:
         """With placements and without movements."""
@@ -208,32 +254,50 @@ class Programs:
         if self.request.program is not None:
             with located(self.request.program):
                 return resized(self.written, sizes)
-        program = elaborate(parse(Source("<import>", self._text)), dims=sizes)
-        return placed(program, self.request.policy, self.mapping)
+        text = self._imported(rows, length, cache).unformatted if self.place.split else self._text
+        return placed(elaborate(parse(Source("<import>", text)), dims=sizes), self.request.policy, self.mapping)
 
     def scoring(self, rows: int, positions: int) -> Program:
         """Gives the log-probabilities of the tokens that follow so many positions, of a batch."""
         key = 0, rows, positions, 0, False
         if key not in self._made:
-            program = scoring(self._plain(rows, 2, 3), self.sampling(rows), STAYS, positions)
-            self._made[key] = run_passes(program, [Offload()])
+            program = scoring(self._plain(rows, 2, 3), self._of_sampling(rows), STAYS, positions)
+            made = self._over_chips(program, Place()) if self.place.split else run_passes(program, [Offload()])
+            self._made[key] = self._own(made)
         return self._made[key]
 
     def sampling(self, rows: int) -> Program:
         """The functions that draw tokens, for so many rows."""
         if rows not in self._sampling:
-            self._sampling[rows] = self._of_sampling(rows)
+            program = self._of_sampling(rows)
+            self._sampling[rows] = self._own(run_passes(program, EXPLICIT) if self.place.split else program)
         return self._sampling[rows]
 
     def _of_sampling(self, rows: int) -> Program:
         settings = self.settings
-        text = sampling_functions("f32 BV", self.vocab, top_k=bool(settings.top_k), top_p=settings.top_p < 1.0)
-        return elaborate(parse(Source("<sampling>", f"dim B={rows} V={self.vocab}\n{text}")))
+        axes, order = self._columns() if self.place.split else ((), ())
+        logits = f"f32 {row_text(['B', 'V'], [(), axes])}"
+        mesh = f"mesh {self.place.mesh}\n" if self.place.split else ""
+        digits = f" order {' '.join(map(str, order))}" if order else ""
+        text = sampling_functions(logits, self.vocab, top_k=bool(settings.top_k), top_p=settings.top_p < 1.0)
+        return elaborate(parse(Source("<sampling>", f"{mesh}dim B={rows}\ndim V={self.vocab}{digits}\n{text}")))
+
+    def _columns(self) -> tuple[Axes, Order]:
+        """The axes over which logits are split along the vocabulary, and the order of its digits."""
+        program = complete(self._chosen if self._chosen is not None else self.written)
+        kind = program.func(STAYS).results[0]
+        assert isinstance(kind, TensorType)
+        if any(kind.splits[:-1]) or kind.partial is not None:
+            raise fault("wrong-program", f"tokens are drawn from whole rows of logits, and these are {kind}", NOWHERE,
+                        "give the result of decode all rows on each chip, as in f32 BV_x")  # fmt: skip
+        return kind.splits[-1], Digits.of(program, program.func(STAYS)).order(kind, kind.names[-1])
 
 
-def model_program(model: Model, policy: Policy, prompt: int, context: int, dtype: DType) -> Program:
-    """A model's program for a block of the policy, with its placements."""
-    request = ForwardRequest("ws1d", Mesh(()), policy.block, prompt, dtype, None, context)
+def model_program(
+    model: Model, policy: Policy, prompt: int, context: int, dtype: DType, mesh: Mesh = ONE_CHIP, layout: str = "ws1d"
+) -> Program:
+    """A model's program for a block of the policy, with its placements, and on a mesh its layouts."""
+    request = ForwardRequest(layout, mesh, policy.block, prompt, dtype, None, context)
     program = elaborate(parse(Source("<model>", model_text(model, request)[0])))
     return placed(program, policy, weight_map(model))
 

@@ -12,8 +12,9 @@ class Report:
     of each block; in the diagonal schedule, `mixed`, prefill and decode of different batches share each pass, and there
     is no such number. `padded_tokens` are all that were computed, positions of padding and of ended rows among them;
     the padded throughput is of these, the actual one of tokens of prompts and texts (Sheng et al. 2023, section 6.1 and
-    table 25). `ended_tokens` are those of texts that have ended. `imports_bytes` are resident before the run takes
-    anything, `resident_bytes` the most since the process began, None where the operating system does not say."""
+    table 25). `ended_tokens` are those of texts that have ended. `read_bytes` are those read of the checkpoint's
+    files, each time that they are. `imports_bytes` are resident before the run takes anything, `resident_bytes` the
+    most since the process began, None where the operating system does not say."""
 
     prompts: int = 0
     new_tokens: int = 0
@@ -26,6 +27,7 @@ class Report:
     mixed: bool = False
     peak_bytes: dict[str, int] = field(default_factory=dict[str, int])
     moved_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    read_bytes: int = 0
     imports_bytes: int | None = None
     resident_bytes: int | None = None
 
@@ -44,6 +46,7 @@ class Report:
             "padded_throughput": self.padded_tokens / self.seconds if self.seconds else 0.0,
             "peak_bytes": self.peak_bytes,
             "moved_bytes": self.moved_bytes,
+            "read_bytes": self.read_bytes,
             "imports_bytes": self.imports_bytes,
             "resident_bytes": self.resident_bytes,
         }

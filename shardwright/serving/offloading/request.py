@@ -8,7 +8,11 @@ from typing import Literal
 
 from shardwright.cost.offloading.policy import Policy
 from shardwright.ir.diagnostics import Source
+from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.types import DType, Tier
+
+DEFAULT_LAYOUT = "ws2d"
+"""The preset where none is named."""
 
 ScheduleName = Literal["zigzag", "diagonal"]
 
@@ -22,8 +26,8 @@ class OffloadRequest:
     with `page_cache` through the operating system's page cache, without past it, and where that is None past it if the
     weights on disk are more than the memory that there is for it. `in_place`: where the device is the CPU it computes
     with what lies in the host's memory as it lies there; without, it is copied, as for a device with a memory of its
-    own. A `program` is run in place of the checkpoint's own under the policy: where its movements are written down,
-    as it is written.
+    own. Values are split over the chips of a `mesh`, each a process, as `layout` says, a preset or `open`. A `program`
+    is run in place of the checkpoint's own under the policy: where its movements are written down, as it is written.
     """
 
     policy: Policy
@@ -37,3 +41,5 @@ class OffloadRequest:
     page_cache: bool | None = None
     in_place: bool = True
     program: Source | None = None
+    mesh: Mesh = ONE_CHIP
+    layout: str = DEFAULT_LAYOUT

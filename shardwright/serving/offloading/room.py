@@ -24,6 +24,12 @@ class MemoryRoom:
 
     shares: Mapping[Tier, float] = field(default_factory=lambda: dict(_FIRST))
 
+    @staticmethod
+    def of_run(processes: int) -> MemoryRoom:
+        """The shares that a run begins with, less where there are several `processes`, since these do not plan anew."""
+        whole = MemoryRoom()
+        return whole if processes == 1 else whole.less(Tier.DEVICE).less(Tier.HOST)
+
     def share(self, tier: Tier) -> float:
         return self.shares[tier]
 
@@ -42,13 +48,14 @@ class MemoryRoom:
         spill: str | None = None,
         *,
         named: bool,
+        processes: int = 1,
     ) -> Machine:
         """The machine with this share of its memories: of their caps, where there are any. Where it is not `named`, its
         host has what this one has, half of it as the device where PyTorch's device is the CPU, and its disk what is
-        free in the folder `spill`."""
+        free in the folder `spill`; so many `processes` share these."""
         sizes = {Tier(tier): nbytes for tier, nbytes in capacities(machine).items()}
         if not named:
-            sizes |= _here(device, spill)
+            sizes |= _here(device, spill, processes)
         sizes |= {tier: float(cap) for tier, cap in caps.items() if cap is not None}
         sizes = {tier: size * self.shares[tier] for tier, size in sizes.items()}
         made = replace(
@@ -61,21 +68,22 @@ class MemoryRoom:
         return replace(made, disk=replace(machine.disk, memory_bytes=sizes[Tier.DISK]))
 
 
-def _here(device: str | None, spill: str | None) -> dict[Tier, float]:
-    """The memory of this machine, as far as it says."""
+def _here(device: str | None, spill: str | None, processes: int) -> dict[Tier, float]:
+    """The memory that this machine has for each of so many processes, as far as it says."""
     import torch
 
     from shardwright.backends.torch.disk import available_memory
 
-    available = available_memory()
+    found = available_memory()
+    available = None if found is None else found / processes
     cuda = torch.device(device).type == "cuda" if device else torch.cuda.is_available()
     made: dict[Tier, float] = {}
     if cuda:
         made[Tier.DEVICE] = float(cast(Any, torch.cuda).get_device_properties(device or "cuda").total_memory)
     if available is not None:
-        made[Tier.HOST] = float(available) if cuda else available / 2
+        made[Tier.HOST] = available if cuda else available / 2
         if not cuda:
             made[Tier.DEVICE] = available / 2
     with suppress(OSError):
-        made[Tier.DISK] = float(shutil.disk_usage(spill or tempfile.gettempdir()).free)
+        made[Tier.DISK] = shutil.disk_usage(spill or tempfile.gettempdir()).free / processes
     return made

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import Tier
+from shardwright.ir.weight_parts import Runs, SourcePart, runs_of
 from shardwright.serving.generation.bad_logits import explained
 from shardwright.serving.generation.engine import Completion
 from shardwright.serving.generation.prompts import Prompt
@@ -18,7 +19,7 @@ from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.block_run import BlockRun
 from shardwright.serving.offloading.buckets import check_lengths
 from shardwright.serving.offloading.placing import stored_order
-from shardwright.serving.offloading.program_parts import LayersOf, PipelineStage
+from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace
 from shardwright.serving.offloading.programs import Programs, PromptBlock
 from shardwright.serving.offloading.report import Report
 from shardwright.serving.offloading.request import OffloadRequest
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
     from shardwright.backends.torch.blocks import CompiledBlock
     from shardwright.backends.torch.event_threads import TimedEvent
     from shardwright.backends.torch.homes import Home
+    from shardwright.backends.torch.movements import Collectives
     from shardwright.backends.torch.running import RunningFunction
     from shardwright.backends.torch.tiers import Tiers
     from shardwright.backends.torch.weight_homes import WeightHome
     from shardwright.backends.torch.world import World
-    from shardwright.ir.program import Program
+    from shardwright.ir.program import Program, Value
     from shardwright.ir.weight_source import FileSource
     from shardwright.models.checkpoint import CheckpointSource
 
@@ -52,8 +54,8 @@ class OffloadedModel:
     ) -> None:
         """Checks the memory, then loads what of the weights lies on device and host.
 
-        With `world` it is one of several processes, each with some of the layers: all make it of the same arguments and
-        ask for all completions, and each gets them all.
+        With `world` it is one of several processes, each with some of the layers, or its chip's part of all values: all
+        make it of the same arguments and ask for all completions, and each gets them all.
 
         Raises a `DiagnosticError` where the checkpoint is at fault, or memory does not suffice, with the tensor and the
         policy.
@@ -67,7 +69,7 @@ class OffloadedModel:
         self.moved: dict[str, int] = {}
         self._observe = observe
         self.world = world
-        self.place = PipelineStage() if world is None else PipelineStage(world.index, world.count)
+        self.place = ALONE if world is None else ProcessPlace.of(world.index, world.count, request.mesh)
         self.programs = Programs(self.folder, request, settings, self.place)
         check_lengths(prompts, settings.max_new_tokens, self.programs.longest)
         self.blocks = self.programs.blocks(prompts)
@@ -89,7 +91,8 @@ class OffloadedModel:
 
         from shardwright.backends.torch.buffers import Buffers
         from shardwright.backends.torch.homes import needed_bytes, state_homes
-        from shardwright.backends.torch.links import PipelineLinks
+        from shardwright.backends.torch.links import ProcessLinks
+        from shardwright.backends.torch.movements import make_groups
         from shardwright.backends.torch.resident import (
             give_back_now,
             give_back_what_is_freed,
@@ -124,11 +127,13 @@ class OffloadedModel:
         self.tiers: Tiers = stack.enter_context(tiers)
         orders = {name: RowOrder(*stored_order(entry)) for name, entry in mapping.entries.items()}
         source: FileSource = self.source
-        if self.place.count > 1:
-            layered = {v.name: v.shape.names.index("N") for v in first.weights if "N" in v.shape}
-            source = LayersOf(self.source, layered, self.layers.start, len(self.layers))
-            self.links = PipelineLinks(cast("World", self.world), self.tiers)
-        weights = weight_homes(first, self.tiers, source, orders, policy.quantized_weights, self.layers.start)
+        if self.world is not None:
+            source = SourcePart(self.source, {value.name: self._held(value) for value in first.weights})
+            self.links = ProcessLinks(self.world, self.tiers, self.place.mesh.n_chips)
+            make_groups(self.world, self.place.mesh, self.tiers.device)
+        weights = weight_homes(
+            first, self.tiers, source, orders, policy.quantized_weights, self.layers.start, gathered=self.place.split
+        )
         self.weights: dict[str, WeightHome] = weights
         state = state_homes(first, self.tiers, policy.quantized_cache)
         self._check_memory(needed_bytes(weights), needed_bytes(state))
@@ -167,7 +172,27 @@ class OffloadedModel:
     @property
     def layers(self) -> range:
         """The layers of this process."""
-        return self.place.layers(self.programs.layers)
+        return self.place.stage.layers(self.programs.layers)
+
+    def _held(self, weight: Value) -> tuple[Runs, ...]:
+        """The part of a weight of the checkpoint that this process has: its chip's, of its own layers."""
+        from shardwright.backends.torch.shards import held_of
+
+        held = held_of(weight.type)
+        made: list[Runs] = []
+        for dim in weight.shape.dims:
+            if dim.name == "N":
+                made.append(((self.layers.start, self.layers.stop),))
+            else:
+                made.append(((0, dim.size),) if held is None else runs_of(held.indices(dim.name)))
+        return tuple(made)
+
+    def collectives(self, program: Program, name: str) -> Collectives | None:
+        """The messages with the other chips while this function of a program runs, None where there is no mesh."""
+        from shardwright.backends.torch.movements import Collectives
+
+        rank = self.programs.rank(program, name)
+        return None if rank is None or self.world is None else Collectives(self.world, rank, self.place.first)
 
     def _past_page_cache(self) -> bool:
         """True if files are read past the page cache. Weights that do not fit in it, read in turn, push each other out
@@ -217,6 +242,8 @@ class OffloadedModel:
 
             self.report.peak_bytes["device"] = torch.cuda.max_memory_allocated(self.tiers.device)
         self.report.moved_bytes = dict(self.moved)
+        ranges = sum(home.ranges_read for home in self.weights.values())
+        self.report.read_bytes = ranges + self.source.file_bytes_read
 
     def _block(self, block: PromptBlock) -> Iterator[Completion]:
         """Runs a block on a thread of its own, so that what has ended is given out while the rest goes on."""
@@ -241,7 +268,7 @@ class OffloadedModel:
         if key not in self._running:
             self._running[key] = RunningFunction(
                 program, program.func(name), self.tiers, homes, self.buffers, observe=self._observe,
-                options=RunningOptions(self.request.sparse), moved=self.moved,
+                options=RunningOptions(self.request.sparse, self.collectives(program, name)), moved=self.moved,
             )  # fmt: skip
         made = self._running[key]
         made.homes = homes

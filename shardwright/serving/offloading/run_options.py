@@ -12,12 +12,13 @@ from shardwright.cost.hardware.chips import Machine, load_machine
 from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
 from shardwright.cost.offloading.policy import Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
+from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.types import DType, Tier
 from shardwright.models.config import read_config
 from shardwright.models.importing import checkpoint_dtype
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.offloading.policy_files import is_program, read_policy
-from shardwright.serving.offloading.request import OffloadRequest, ScheduleName
+from shardwright.serving.offloading.request import DEFAULT_LAYOUT, OffloadRequest, ScheduleName
 from shardwright.serving.offloading.room import MemoryRoom
 from shardwright.serving.offloading.this_machine import MachineRequest, this_machine
 
@@ -46,12 +47,21 @@ class RunOptions:
     compress: bool = False
     weights: GroupQuantization | None = None
     latency: float | None = None
+    mesh: Mesh = ONE_CHIP
+    layout: str = DEFAULT_LAYOUT
     measured: Machine | None = None
 
     @property
     def numbers(self) -> DType:
         """The format of weights and activations."""
         return self.dtype or checkpoint_dtype(read_config(self.checkpoint))
+
+    def check_layout(self) -> None:
+        """Raises where the model cannot be split over the mesh as the layout says."""
+        from shardwright.serving.offloading.mesh_layouts import imported_on
+
+        if self.mesh and not (self.policy is not None and is_program(self.policy)):
+            imported_on(read_config(self.checkpoint).keys, self.mesh, self.layout, 1, 1, 1, self.dtype)
 
     def on_this_machine(self, told: Callable[[str], object], threads: int | None = None) -> RunOptions:
         """The options with this machine measured, where a policy is to be planned for it, as a run finds it whose
@@ -67,10 +77,10 @@ class RunOptions:
         from shardwright.ir.text.parser import read_source
 
         program = read_source(self.policy) if self.policy is not None and is_program(self.policy) else None
-        policy = self._policy(prompts, gpus, room or MemoryRoom())
+        policy = self._policy(prompts, gpus, room or MemoryRoom.of_run(gpus * self.mesh.n_chips))
         return OffloadRequest(
             policy, self.schedule, self.dtype, self.caps, self.spill, self.device, self.sparse, self.readers,
-            self.page_cache, program=program,
+            self.page_cache, program=program, mesh=self.mesh, layout=self.layout,
         )  # fmt: skip
 
     def _policy(self, prompts: Sequence[Prompt], gpus: int, room: MemoryRoom) -> Policy:
@@ -99,10 +109,12 @@ class RunOptions:
         machine = self.measured if self.machine is None else load_machine(self.machine)
         assert machine is not None, "on_this_machine comes first"
         if room is not None:
-            machine = room.of(machine, self.caps, self.device, self.spill, named=self.machine is not None)
+            named, processes = self.machine is not None, gpus * self.mesh.n_chips
+            machine = room.of(machine, self.caps, self.device, self.spill, named=named, processes=processes)
         return setting_of(
             model, machine, load_runtime("ours"), longest, max(1, self.new_tokens),
-            page_cache=self.page_cache is not False, devices=gpus, dtype=self.numbers,
+            page_cache=self.page_cache is not False, devices=gpus, dtype=self.numbers, mesh=self.mesh,
+            layout=self.layout,
         )  # fmt: skip
 
     def with_room(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shardwright.backends.torch.blocks import CompiledBlock
+    from shardwright.backends.torch.movements import Collectives
 
 
 class Texts:
@@ -87,13 +88,16 @@ class TokenSampler:
         keys: Sequence[int],
         lengths: Sequence[int],
         blocks: dict[str, CompiledBlock],
+        to: Callable[[Program, str], Collectives | None] = lambda _program, _name: None,
     ) -> None:
-        """`program` has the functions of sampling for so many rows; `blocks` are those compiled already, by name."""
+        """`program` has the functions of sampling for so many rows; `blocks` are those compiled already, by name; `to`
+        gives the other chips of a mesh, for a function."""
         self.program = program
         self.settings = settings
         self.keys = list(keys)
         self.lengths = list(lengths)
         self._blocks = blocks
+        self._to = to
 
     def draw(self, token: int, logits: Tensor, count: Callable[[int], None] | None) -> list[int]:
         """`count` is told the bytes of what lives at once."""
@@ -115,7 +119,7 @@ class TokenSampler:
         import torch
 
         # Where logits are no numbers there is a negative number for a token, which is said when it is accepted.
-        known = torch.tensor(tokens).clamp(0, logits.shape[-1] - 1)
+        known = torch.tensor(tokens).clamp(0, self.program.dim("V").size - 1)
         return [float(number) for number in self._run("logprob", {"logits": logits, "token": known}, count).cpu()]
 
     def _run(self, name: str, given: dict[str, Tensor], count: Callable[[int], None] | None) -> Tensor:
@@ -123,7 +127,7 @@ class TokenSampler:
 
         func, device = self.program.func(name), given["logits"].device
         if name not in self._blocks:
-            self._blocks[name] = block_of(self.program, func, device)
+            self._blocks[name] = block_of(self.program, func, device, self._to(self.program, name))
         block = self._blocks[name]
         values = Values({value.name: given[value.name].to(device) for value in func.params})
         block.run(values, count)
