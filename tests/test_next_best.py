@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import run_passes
+from shardwright.searching import next_best as module
 from shardwright.searching.next_best import explain
 
 LAYER = """
@@ -29,9 +31,17 @@ LINE = re.compile(r"(?:f\.)?(\w+): (\S+); next best (\S+), (at most )?(.*)")
 
 
 @pytest.mark.parametrize("objective", ["time", "bytes"])
-@pytest.mark.parametrize(("mesh", "exact"), [("x=4", True), ("x=2 y=2", True), ("x=2 y=2 z=2", False)])
-def test_priced_as_by_another_search(mesh: str, exact: bool, objective: str) -> None:
-    """On two axes what is said is the least of what is left; on three it is no less, and says where it may be more."""
+@pytest.mark.parametrize(
+    ("mesh", "entries", "exact"),
+    [("x=4", None, True), ("x=2 y=2", None, True), ("x=2 y=2 z=2", None, False), ("x=2 y=2", 60, False)],
+)
+def test_priced_as_by_another_search(
+    mesh: str, entries: int | None, exact: bool, objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On two axes what is said is the least of what is left; on three, or where tables are too large for all values
+    together, it is no less, and says where it may be more."""
+    if entries is not None:
+        monkeypatch.setattr(module, "_ENTRIES", entries)
     program = load(Source("layer", LAYER.format(mesh=mesh)))
     place = Place(objective=objective)
     placed = run_passes(program, (Decompose(), Cleanup()))
@@ -46,6 +56,23 @@ def test_priced_as_by_another_search(mesh: str, exact: bool, objective: str) -> 
         if not found[4]:
             assert found[5] == wanted
         assert found[4] is None or not exact
+
+
+def test_no_value_takes_the_time_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tables do not answer is searched last, each value in its share of what is left."""
+    asked: list[float] = []
+
+    def anew(self: Any, node: Any, seconds: float) -> str:
+        asked.append(seconds)
+        return "; searched"
+
+    program = load(Source("layer", LAYER.format(mesh="x=2 y=2")))
+    monkeypatch.setattr(module, "_MOST_TRIED", 0)
+    monkeypatch.setattr(module._NextBest, "anew", anew)
+    lines = explain(program, Place(), 60.0)[1:]
+    assert len(asked) == len(lines) > 4
+    assert all(line.endswith("; searched") for line in lines)
+    assert all(seconds * (len(lines) - at) <= 60 for at, seconds in enumerate(asked))
 
 
 def test_no_time() -> None:

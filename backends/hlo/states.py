@@ -94,7 +94,7 @@ class State:
 
     @property
     def coordinates(self) -> frozenset[int]:
-        """Those of digits, and hidden ones."""
+        """The coordinates of digits, and hidden ones."""
         return self.shown | {where for where, _ in self.starts}
 
     @property

@@ -11,7 +11,7 @@ general a lower bound that branching closes. Every step drops the choices that c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -55,6 +55,21 @@ class FactorGraph:
         """A new variable with that many choices."""
         self.sizes.append(size)
         return len(self.sizes) - 1
+
+    def near(self, variable: int, steps: int) -> set[int]:
+        """The variables that so many factors, one after the other, join to one, and that one."""
+        found = {variable}
+        for _ in range(steps):
+            found |= {v for factor in self.factors if not found.isdisjoint(factor.variables) for v in factor.variables}
+        return found
+
+    def fixed(self, choice: Mapping[int, int]) -> FactorGraph:
+        """The graph in which these variables have one choice left."""
+        masks = [np.ones(size, np.bool_) for size in self.sizes]
+        for variable, chosen in choice.items():
+            masks[variable] = np.arange(self.sizes[variable]) == chosen
+        factors = [factor.restricted([masks[v] for v in factor.variables]) for factor in self.factors]
+        return FactorGraph([int(mask.sum()) for mask in masks], factors)
 
     def minimize(
         self,

@@ -62,6 +62,13 @@ class TableFactor:
         made.variables = tuple(variables)
         return made
 
+    def restricted(self, masks: Sequence[NDArray[np.bool_]]) -> TableFactor:
+        """The factor with fewer choices, numbered anew."""
+        kept = np.all([mask[column] for mask, column in zip(masks, self.rows.T, strict=True)], axis=0)
+        numbers = [np.cumsum(mask) - 1 for mask in masks]
+        rows = [number[column[kept]] for number, column in zip(numbers, self.rows.T, strict=True)]
+        return TableFactor(self.variables, np.stack(rows, axis=1), self.costs[kept])
+
     def priced(self, costs: Costs) -> TableFactor:
         """The same rows at other costs."""
         made = copy(self)

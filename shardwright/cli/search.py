@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shardwright.searching.rewriting import RewriteSearchResult, TriedRewrite
 
 DEFAULT_SECONDS = 60.0
+_LEAST_TO_EXPLAIN = 10.0
+"""Seconds for the next best, where twice the search's time is less."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -123,7 +125,8 @@ def _search_program(args: argparse.Namespace) -> int:
             shapes=args.mesh_shape == "search",
         )
         found = searched.best
-        lines = explain(searched.program, place_of(args), args.time_limit, found) if args.explain else []
+        seconds = min(args.time_limit, max(_LEAST_TO_EXPLAIN, 2 * found.seconds))
+        lines = explain(searched.program, place_of(args), seconds, found) if args.explain else []
     if lines:
         print("\n".join(lines), file=sys.stderr)
     text = print_program(found.program)

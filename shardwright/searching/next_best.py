@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
 import numpy as np
 
 from shardwright.cost.choosing.divisible_placement import indivisible
-from shardwright.cost.choosing.factor_graph import FactorGraph
+from shardwright.cost.choosing.factor_graph import FactorGraph, GraphSolution
 from shardwright.cost.choosing.factors import FORBIDDEN, Costs, TableFactor
 from shardwright.cost.choosing.kernel_shares import Structure, structure_of
 from shardwright.cost.choosing.layout_problem import PlacementOptions, ValueNode, Within
@@ -41,6 +41,14 @@ _ENTRIES = 1 << 22
 _SWEEPS = 12
 """There and back, at most, for a bound of the next best."""
 
+_MOST_TRIED = 4
+"""Layouts of a value that are tried for dimensions and memory, before another search is asked."""
+
+_STEPS = (4, 3, 2, 1)
+"""How far around a value others may do otherwise, where all together are too much."""
+
+_OUT_OF_TIME = "; the time for asking what else there is has run out"
+
 _RISE = 1e-5
 """Of a bound: one that rises by less has settled."""
 
@@ -66,19 +74,64 @@ def explain(program: Program, place: Place, seconds: float = 60.0, best: Choice 
             del named[node.func, node.name]
             nodes.append(node)
     next_best = _NextBest(program, place, best, nodes, end)
+    said = next_best.all()
     lines = [str(best.proof)]
-    for node in nodes:
+    for node, beside in zip(nodes, said, strict=True):
         label = f"{node.func}.{node.name}" if node.func else node.name
-        lines.append(f"{label}: {best.placement.kinds[node.home].layout_text}{next_best.beside(node)}")
+        lines.append(f"{label}: {best.placement.kinds[node.home].layout_text}{beside}")
     return lines
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the problem: what each choice of each variable costs at least in it, where the variables that are not
+    `free` do as was `chosen`. With `free` None all of the solver's problem."""
+
+    solver: Solver
+    graph: FactorGraph
+    costs: Mapping[int, Costs]
+    chosen: tuple[int, ...]
+    free: Set[int] | None = None
+
+    @cached_property
+    def chosen_cost(self) -> float:
+        """The cost of the layouts that were chosen."""
+        return sum(f.evaluate([self.chosen[v] for v in f.variables]) for f in self.solver.graph.factors)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.free is None and self.solver.problem.within.whole
+
+    def best_with(self, variable: int, choice: int) -> GraphSolution:
+        """The cheapest layouts in which a variable has this one."""
+        only = TableFactor((variable,), np.array([[choice]]), np.zeros(1))
+        found = FactorGraph(self.graph.sizes, [*self.graph.factors, only]).eliminated(_ENTRIES)
+        assert found is not None
+        if self.free is not None:
+            choices = zip(found.choice, self.chosen, strict=True)
+            whole = tuple(new if v in self.free else old for v, (new, old) in enumerate(choices))
+            found = replace(found, choice=whole)
+        return self.solver.in_groups(found)
+
+    def text(self, variable: int, choice: int) -> str:
+        """A variable's layout, by the number of the choice."""
+        solver = self.solver
+        node = solver.problem.variables[variable]
+        code = int(node.group.root().codes[solver.choices[variable][choice]])
+        return solver.coding.decode(code, node.shape, ON_DEVICE).layout_text
+
+
+_Other = tuple[float, int, _Part]
+"""Another layout of a value: how much dearer it is at least in a part, its number there, and the part."""
 
 
 class _NextBest:
     """The next best layouts of a program's values, in the tables of a few problems for all of them.
 
     With one or two axes one problem holds every layout. With more, or too many layouts, each two of them may do
-    otherwise while the others do as was chosen, or each one: that bounds the price of the next best from above, and
-    costs that are shifted between the factors of the whole problem bound it from below.
+    otherwise while the others do as was chosen, or each one; where that is too much as well, the values near the one
+    that is asked about. That bounds the price of the next best from above, and costs that are shifted between the
+    factors of the whole problem bound it from below.
     """
 
     def __init__(self, program: Program, place: Place, best: Choice, nodes: Sequence[ValueNode], end: float) -> None:
@@ -88,31 +141,40 @@ class _NextBest:
         self.mesh = [axis for axis, size in enumerate(program.mesh.values()) if size > 1]
         self.states = self.solver(Within()).begun()
 
-    def beside(self, node: ValueNode) -> str:
-        """The line on a value's next best layout."""
-        if time.monotonic() > self.end:
-            return "; the time for asking what else there is has run out"
-        text = self.best.placement.kinds[node.home].layout_text
-        best = self.nearest(node)
-        if best is None or not self.can_be(node.home, *best[1:]):
-            return self.anew(node, text)
-        above, number, choice = best
-        part = self.parts[number][0]
-        said, exact = self.said(above, part.unit), part.problem.within.whole
-        if not exact and above > self.tolerance and above - self.least_above(node.home) > self.tolerance:
-            said = f"at most {said}"
-        return f"; next best {_text(part, node.home, choice)}, {said}"
+    def all(self) -> list[str]:
+        """The line on each value's next best layout. Searches come last, in equal parts of the time that is left, so
+        that no value takes the time of those that tables answer."""
+        said = [self.beside(node) for node in self.nodes]
+        asked = said.count(None)
+        for at, node in enumerate(self.nodes):
+            if said[at] is None:
+                left = self.end - time.monotonic()
+                said[at] = self.anew(node, left / asked) if left > 0 else _OUT_OF_TIME
+                asked -= 1
+        return [line or _OUT_OF_TIME for line in said]
 
-    def nearest(self, node: ValueNode) -> tuple[float, int, int] | None:
-        """The cheapest other layout of a value: how much dearer it is, and the numbers of a part and a choice."""
-        text = self.best.placement.kinds[node.home].layout_text
-        best: tuple[float, int, int] | None = None
-        for number, (part, costs) in enumerate(self.parts):
-            for choice in np.argsort(costs[node.home], kind="stable")[:2] if node.home in costs else ():
-                above = float(costs[node.home][choice]) - self.chosen_cost(part)
-                if above < (best[0] if best else FORBIDDEN / 2) and _text(part, node.home, int(choice)) != text:
-                    best = above, number, int(choice)
-        return best
+    def beside(self, node: ValueNode) -> str | None:
+        """The line on a value's next best layout, where the tables have one that can be."""
+        for tried, (above, choice, part) in enumerate(self.others(node)[:_MOST_TRIED]):
+            if time.monotonic() > self.end:
+                return _OUT_OF_TIME
+            if self.can_be(node.home, choice, part):
+                said, exact = self.said(above, part.solver.unit), part.is_whole and not tried
+                if not exact and above > self.tolerance and above - self.least_above(node.home) > self.tolerance:
+                    said = f"at most {said}"
+                return f"; next best {part.text(node.home, choice)}, {said}"
+        return None
+
+    def others(self, node: ValueNode) -> list[_Other]:
+        """The other layouts of a value, the cheapest first."""
+        least: dict[str, _Other] = {}
+        for part in self.parts or self.around(node):
+            for choice, cost in enumerate(part.costs.get(node.home, ())):
+                above, text = float(cost) - part.chosen_cost, part.text(node.home, choice)
+                if above < (least[text][0] if text in least else FORBIDDEN / 2):
+                    least[text] = above, choice, part
+        least.pop(self.best.placement.kinds[node.home].layout_text, None)
+        return sorted(least.values(), key=lambda other: other[:2])
 
     def solver(self, within: Within) -> Solver:
         """The solver of a part of the problem."""
@@ -128,59 +190,63 @@ class _NextBest:
         return structure_of(self.program)
 
     @cached_property
-    def parts(self) -> list[tuple[Solver, dict[int, Costs]]]:
-        """Parts of the problem, and what each choice of each variable costs at least in them."""
-        made: list[tuple[Solver, dict[int, Costs]]] = []
+    def parts(self) -> list[_Part]:
+        """Parts of the problem by axes; none where all are too much."""
+        made: list[_Part] = []
         for block in (*combinations(self.mesh, 2), *combinations(self.mesh, 1)):
             whole = len(block) == len(self.mesh)
-            part = self.solver(Within() if whole else Within(free=frozenset(block), states=self.states))
+            solver = self.solver(Within() if whole else Within(free=frozenset(block), states=self.states))
             with suppress(OutOfWorkError, DiagnosticError):
-                part.build()
-                costs = part.graph.min_marginals(_ENTRIES)
-                if costs is not None and part.numbered(self.states) is not None:
-                    made.append((part, costs))
+                solver.build()
+                costs, chosen = solver.graph.min_marginals(_ENTRIES), solver.numbered(self.states)
+                if costs is not None and chosen is not None:
+                    made.append(_Part(solver, solver.graph, costs, chosen))
                     if whole:
                         return made
         return made
 
-    def chosen_cost(self, part: Solver) -> float:
-        """The cost of the layouts that were chosen in a part."""
-        if part not in self.costs:
-            chosen = part.numbered(self.states)
-            assert chosen is not None
-            self.costs[part] = sum(f.evaluate([chosen[v] for v in f.variables]) for f in part.graph.factors)
-        return self.costs[part]
+    def around(self, node: ValueNode) -> list[_Part]:
+        """The part of the values near one, as many as elimination can do."""
+        if self.built is None:
+            return []
+        solver, chosen = self.built
+        for steps in _STEPS:
+            free = solver.graph.near(node.home, steps)
+            graph = solver.graph.fixed({v: at for v, at in enumerate(chosen) if v not in free})
+            if (costs := graph.min_marginals(_ENTRIES)) is not None:
+                return [_Part(solver, graph, costs, chosen, free)]
+        return []
 
     @cached_property
-    def costs(self) -> dict[Solver, float]:
-        return {}
-
-    @cached_property
-    def whole(self) -> list[Remainder] | None:
-        """The part that is left of the whole problem, with costs shifted, below the dearest next best; None where its
-        tables are too many."""
+    def built(self) -> tuple[Solver, tuple[int, ...]] | None:
+        """The whole problem, and the layouts that were chosen in it; None where its tables are too many."""
         solver = self.solver(Within())
         try:
             solver.build()
         except OutOfWorkError:
             return None
-        if solver.numbered(self.states) is None:
+        chosen = solver.numbered(self.states)
+        return (solver, chosen) if chosen is not None else None
+
+    @cached_property
+    def whole(self) -> list[Remainder] | None:
+        """The part that is left of the whole problem, with costs shifted, below the dearest next best; None where its
+        tables are too many."""
+        if self.built is None:
             return None
-        self.whole_solver = solver
-        self.most = max((best[0] for best in map(self.nearest, self.nodes) if best is not None), default=0.0)
+        solver, chosen = self.built
+        self.cost = _Part(solver, solver.graph, {}, chosen).chosen_cost
+        self.most = max((others[0][0] for others in map(self.others, self.nodes) if others), default=0.0)
         keep = [np.ones(size, np.bool_) for size in solver.graph.sizes]
-        upper = self.chosen_cost(solver) + self.most + self.tolerance
+        upper = self.cost + self.most + self.tolerance
         return solver.graph.remainders(upper, keep, lambda: time.monotonic() > self.end)
 
     def least_above(self, variable: int) -> float:
         """How much more than what was chosen another layout of a variable costs at least."""
-        if self.whole is None:
+        if self.whole is None or self.built is None:
             return 0.0
-        solver = self.whole_solver
-        chosen = solver.numbered(self.states)
-        assert chosen is not None
-        bound = sum(part.bound() for part in self.whole)
-        cost = self.chosen_cost(solver)
+        _, chosen = self.built
+        bound, cost = sum(part.bound() for part in self.whole), self.cost
         for part in self.whole:
             if part.neighbours[variable]:
                 others = part.values[variable] != chosen[variable]
@@ -205,27 +271,24 @@ class _NextBest:
             proof
         )
 
-    def can_be(self, variable: int, number: int, choice: int) -> bool:
+    def can_be(self, variable: int, choice: int, part: _Part) -> bool:
         """Tells whether the next best divides its dimensions, and fits in the memory of a chip, where these count."""
         program = self.program
         limited = self.place.objective != "bytes" and math.isfinite(self.place.wanted(program).chip.memory_bytes)
         if not limited and all(dim.size % program.mesh.n_chips == 0 for dim in program.dims):
             return True
-        part = self.parts[number][0]
-        only = TableFactor((variable,), np.array([[choice]]), np.zeros(1))
-        found = FactorGraph(part.graph.sizes, [*part.graph.factors, only]).eliminated(_ENTRIES)
-        assert found is not None
-        other = part.placement(part.in_groups(found), part.moves, part.unit)
+        solver = part.solver
+        other = solver.placement(part.best_with(variable, choice), solver.moves, solver.unit)
         if indivisible(program, other, ()) is not None:
             return False
         placed, _ = place(program, self.options, lambda _: other)
         return not limited or SearchResult(self.place.wanted(program), "", placed, other, 0.0, 0.0, 0.0).fits
 
-    def anew(self, node: ValueNode, text: str) -> str:
-        """The answer of another search of it, as far as the time goes."""
-        left = self.end - time.monotonic()
+    def anew(self, node: ValueNode, seconds: float) -> str:
+        """The answer of another search of it, for so long."""
+        text = self.best.placement.kinds[node.home].layout_text
         try:
-            other = self.place.chosen(self.program, frozenset({(node.func, node.name, text)}), left)
+            other = self.place.chosen(self.program, frozenset({(node.func, node.name, text)}), seconds)
         except DiagnosticError as error:
             if error.diagnostics[0].code == "no-placement":
                 return ", the only layout that its demands allow"
@@ -247,13 +310,6 @@ def _settled(left: Remainder) -> float:
         if bound - before < _RISE * abs(bound):
             break
     return bound
-
-
-def _text(part: Solver, variable: int, choice: int) -> str:
-    """A variable's layout, by the number of the choice."""
-    node = part.problem.variables[variable]
-    code = int(node.group.root().codes[part.choices[variable][choice]])
-    return part.coding.decode(code, node.shape, ON_DEVICE).layout_text
 
 
 class _AllOrders(TimeSolver):

@@ -125,6 +125,26 @@ def test_minimum_equals_enumeration(seed: int) -> None:
         assert solution.bound == pytest.approx(best, abs=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_choices_cost_beside_fixed_ones_equals_enumeration(seed: int) -> None:
+    graph = random_graph(seed)
+    best = graph.minimize(1e-6)
+    joined = {v for factor in graph.factors for v in factor.variables}
+    variable = max(joined, key=lambda v: graph.sizes[v])
+    free = graph.near(variable, 1)
+    assert free == {v for f in graph.factors if variable in f.variables for v in f.variables}
+    fixed = {v: chosen for v, chosen in enumerate(best.choice) if v not in free}
+    costs = graph.fixed(fixed).min_marginals(1 << 20)
+    if costs is None:
+        assert best.cost >= FORBIDDEN / 2
+        return
+    assert (variable in costs) is (graph.sizes[variable] > 1)
+    for at in range(graph.sizes[variable]) if variable in costs else ():
+        domains = ([fixed[v]] if v in fixed else [at] if v == variable else range(n) for v, n in enumerate(graph.sizes))
+        least = min(sum(f.evaluate([c[v] for v in f.variables]) for f in graph.factors) for c in product(*domains))
+        assert min(costs[variable][at], FORBIDDEN / 2) == pytest.approx(min(least, FORBIDDEN / 2))
+
+
 def test_the_same_graph_gives_the_same_choice() -> None:
     assert random_graph(7).minimize(1e-6).choice == random_graph(7).minimize(1e-6).choice
 

@@ -38,7 +38,7 @@ from shardwright.backends.hlo.tables import Table, decided_by, dependent, differ
 
 @dataclass
 class Written:
-    """What is written into an array: its digits and hidden coordinates, the tables along which it has become addends,
+    """An update of an array: its digits and hidden coordinates, the tables along which it has become addends,
     and those along which nothing is known."""
 
     hidden: dict[int, Table]
@@ -195,7 +195,7 @@ class ShapeStep(CheckedInstruction):
         return result.but(soft=(operand.soft | update.soft) & result.coordinates)
 
     def _written(self, operand: State, update: State, starts: Sequence[Sequence[int] | None]) -> Written | None:
-        """What an array is after an update is written into it; None after a fault."""
+        """The state of an array after an update is written into it; None after a fault."""
         full = [at for at in range(len(operand.dims)) if extent(operand.dims[at]) == extent(update.dims[at])]
         both = joint(operand, update, [(at, at) for at in full])
         doubt = bool(operand.open or update.open)
