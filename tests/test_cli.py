@@ -86,7 +86,7 @@ def test_shells_are_told_what_could_follow(line: str, wanted: set[str], tmp_path
         (["fmt", "a.shard", "--chek"], "shardwright fmt: error: unknown option --chek; did you mean --check?"),
         (
             ["opt", "a.shard"],
-            "shardwright opt: error: one of the arguments --passes --list-passes is required",
+            "shardwright opt: error: one of the arguments --passes --list-passes --shardings is required",
         ),
         (["opt", "--passes", "place"], "shardwright opt: error: the following arguments are required: FILE"),
         (
