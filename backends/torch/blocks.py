@@ -323,7 +323,7 @@ class CompiledBlock:
             self._makes(result, read if isinstance(operation, ops.Take) else ())
             return _calling(_copied(run) if kept else run, read, result.name, dead)
         self._makes(result, (donor,))
-        return _calling(reusing, [donor, *(n for n in read if n != donor)], result.name, dead)
+        return _calling(_unless_spread(reusing, run), [donor, *(n for n in read if n != donor)], result.name, dead)
 
     def _interpreting(
         self, statement: Let, read: Sequence[str], operands: Sequence[Shape | Number], dead: Sequence[str], *,
@@ -438,6 +438,16 @@ _VIEWS = (ops.Rename, ops.Take, ops.Split, ops.Merge, ops.Alias, ops.Convert, op
 def _alone_in_memory(tensor: Tensor) -> bool:
     """True if nothing else can lie in the memory of a tensor."""
     return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def _unless_spread(reusing: Prepared, run: Prepared) -> Prepared:
+    """`reusing`, but `run` where one number in the donor's memory stands for several; operands may change places."""
+
+    def either(common: Common, donor: Tensor, *others: Tensor) -> Tensor:
+        spread = any(step == 0 and n > 1 for step, n in zip(donor.stride(), donor.shape, strict=True))
+        return (run if spread else reusing)(common, donor, *others)
+
+    return either
 
 
 def _copied(run: Prepared) -> Prepared:

@@ -10,9 +10,7 @@ import numpy as np
 import torch
 
 from shardwright.backends.number_formats import numpy_dtype
-from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.backends.torch.blocks import CompiledBlock, Values
-from shardwright.backends.torch.chip import Rank
 from shardwright.backends.torch.shards import held_of, sharded
 from shardwright.backends.torch.tensors import from_numpy, held_as
 from shardwright.ir import ops
@@ -58,5 +56,4 @@ def on_one_of_its_chips(program: Program, func: Func) -> Program:
 
     alone = replace(program, funcs=(func,))
     made = map_program_values(alone, lambda _, v: replace(v, type=whole(v.type)), lambda _, kind: whole(kind))
-    (bare,) = made.funcs
-    return sharded(made, bare, Rank(Digits.of(made, bare), 0))
+    return sharded(made, 0)
