@@ -17,7 +17,7 @@ from shardwright.prediction import phases, programs
 from shardwright.prediction.programs import Deployment, Phase, WantedProgram, heading, read_shipped, write_shipped
 from shardwright.reproduction import palm_frontiers
 from shardwright.reproduction.figures import FIGURES
-from shardwright.reproduction.reproduction import reproduced
+from shardwright.reproduction.reproduction import reproduce
 
 EXAMPLES = Path(__file__).parents[1] / "examples/published"
 """A few of them to read."""
@@ -46,7 +46,7 @@ def asked_for() -> dict[str, WantedProgram]:
     for known in (palm_frontiers.sweep, palm_frontiers.short_prefills, phases.phase_kernels):
         known.cache_clear()  # what was priced before would not be asked for
     with recorded() as asked:
-        reproduced("all")
+        reproduce("all")
         for figure in FIGURES.values():
             figure()
     return asked

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from shardwright.exporting.export import Exported, export
     from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Source
     from shardwright.ir.program import Program
-    from shardwright.measuring.reproduce import reproduce
     from shardwright.optimizing import Optimized, optimize
     from shardwright.planning import plan
+    from shardwright.reproduction.reproduction import reproduce
     from shardwright.serving.generation.engine import Completion
     from shardwright.serving.generation.generate import generate
     from shardwright.serving.offloading.offload import offload
@@ -62,7 +62,7 @@ _NAMES = {
     "shardwright.serving.generation.generate": ("generate",),
     "shardwright.ir.diagnostics": ("Diagnostic", "DiagnosticError", "Source"),
     "shardwright.serving.offloading.offload": ("offload",),
-    "shardwright.measuring.reproduce": ("reproduce",),
+    "shardwright.reproduction.reproduction": ("reproduce",),
     "shardwright.optimizing": ("Optimized", "optimize"),
     "shardwright.planning": ("plan",),
     "shardwright.compiling.resharding": ("reshard",),

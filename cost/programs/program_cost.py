@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shardwright.cost.hardware.chips import Chip, PricedBy, error_in_brief, error_in_words, expected_error
+from shardwright.cost.hardware.chips import Chip, PricedBy
 from shardwright.cost.hardware.constants import Constants, KernelDemand, KernelTimes, times_of
+from shardwright.cost.hardware.expected_errors import error_in_brief, error_in_words, expected_error
 from shardwright.cost.hardware.topology import TorusTopology, topology_of
 from shardwright.cost.kernels.demand import demand_of
 from shardwright.cost.kernels.work import Work, steps_of, works_in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cost.hardware.chips import error_in_brief
+from shardwright.cost.hardware.expected_errors import error_in_brief
 from shardwright.cost.movements.movement import duration_text
 from shardwright.ir.text.one_line import format_expr
 from shardwright.ir.text.syntax import CallExpr

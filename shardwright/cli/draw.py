@@ -102,7 +102,7 @@ def _priced_on(args: argparse.Namespace, program: Program) -> tuple[Chip, Consta
     """The chip and the constants of the times that are drawn; says how far measured times may be from these."""
     import sys
 
-    from shardwright.cost.hardware.chips import error_in_words
+    from shardwright.cost.hardware.expected_errors import error_in_words
 
     chip, constants = chip_and_constants(args, program)
     if expected := error_in_words(chip, chip.priced_by(constants)):

@@ -225,7 +225,7 @@ def _as_json(
     sweep: Sweep, known: int, points: dict[str, list[Point]], best: dict[str, list[Point]], chosen: Point | None,
     text: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    from shardwright.cost.hardware.chips import expected_error
+    from shardwright.cost.hardware.expected_errors import expected_error
     from shardwright.pareto.table import row_of
 
     every = [point for some in points.values() for point in some]

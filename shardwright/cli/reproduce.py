@@ -51,7 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print a table for each published one, or one JSON object with `--json`."""
-    from shardwright.measuring.reproduce import TIME_LIMIT_S, reproduce
+    from shardwright.reproduction.reproduction import TIME_LIMIT_S, reproduce
 
     limit_s = args.time_limit or TIME_LIMIT_S
     tables = reproduce(args.table, _compiling, measure=args.measure, time_limit_s=limit_s, measuring=_measuring)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from shardwright.cost.hardware.chips import error_in_brief
+from shardwright.cost.hardware.expected_errors import error_in_brief
 from shardwright.cost.movements.movement import duration_text
 from shardwright.exporting.plain_programs import summed_dims, without_movements
 from shardwright.exporting.stored import refused

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.cost.hardware.chips import error_in_words
+from shardwright.cost.hardware.expected_errors import error_in_words
 from shardwright.cost.movements.movement import duration_text
 from shardwright.ir.text.table import text_table
 from shardwright.pareto.configurations import Sweep

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
+from typing import Final
 
 from shardwright.cost.hardware.calibration import Fit, Sample, calibrate, predicted_s
 from shardwright.cost.hardware.chips import Chip
@@ -132,12 +133,35 @@ def _said_of(row: PublishedRow) -> Generator[None, None, None]:
         raise fault(found.code, f"{row.name}: {found.message}", row.span, *notes) from None
 
 
-def reproduced(name: str, progress: Progress | None = None) -> list[ReproducedTable]:
+TIME_LIMIT_S: Final = 180.0
+"""Seconds that the measurements of all tables may take; the one that is under way then has a minute more."""
+
+
+def reproduce(
+    name: str,
+    progress: Progress | None = None,
+    *,
+    measure: bool = False,
+    time_limit_s: float = TIME_LIMIT_S,
+    measuring: Callable[[str], object] = lambda _: None,
+) -> list[ReproducedTable]:
     """A table or figure by its name (`d2`, `table_2`, `flexgen-figure-1`), all tables for `all`, or a .csv file's rows,
     whose programs may have to be compiled first, which `progress` is told of.
 
-    Raises where there is no such table, or the file is at fault.
+    With `measure` each has beside it what this machine can measure, in so many seconds for all of them: bytes of
+    modules that the targets' compilers make, and a small model's throughput; `measuring` is told of each. Raises where
+    there is no such table, or the file is at fault.
     """
+    tables = _predicted(name, progress)
+    if not measure:
+        return tables
+    from shardwright.reproduction.measuring import measured
+    from shardwright.reproduction.measuring.limit import Limit
+
+    return measured(tables, Limit(time_limit_s, measuring))
+
+
+def _predicted(name: str, progress: Progress | None) -> list[ReproducedTable]:
     names = [*TABLES, *CHECKS]
     if name.endswith(".csv"):
         offloaded = offload_files.file_checks(name)
@@ -162,5 +186,5 @@ def reproduced(name: str, progress: Progress | None = None) -> list[ReproducedTa
 
 
 def rows_of(name: str) -> list[PublishedRow]:
-    """The rows of times of a table or a .csv file. Raises as `reproduced`."""
-    return [made.row for table in reproduced(name) for made in table.rows]
+    """The rows of times of a table or a .csv file. Raises as `reproduce`."""
+    return [made.row for table in reproduce(name) for made in table.rows]

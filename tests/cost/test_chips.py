@@ -11,12 +11,12 @@ from shardwright.cost.hardware.chips import (
     Torus,
     chip_names,
     chip_text,
-    error_in_words,
     load_chip,
     load_machine,
     machine_names,
 )
 from shardwright.cost.hardware.constants import DATASHEET
+from shardwright.cost.hardware.expected_errors import error_in_words
 from shardwright.ir.diagnostics import DiagnosticError
 
 GIB = 2**30

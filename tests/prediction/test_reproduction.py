@@ -7,7 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from shardwright.cost.hardware.calibration import calibrate
-from shardwright.cost.hardware.chips import INHERITED_RANGE, error_in_words, load_chip
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.expected_errors import INHERITED_RANGE, error_in_words
 from shardwright.reproduction.reproduction import compare, fitted, sample_of
 from shardwright.reproduction.rows import published
 from shardwright.reproduction.tables import RowComparison, median_error

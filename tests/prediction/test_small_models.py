@@ -8,23 +8,23 @@ import pytest
 
 from shardwright.cost.hardware.chips import load_machine
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.measuring import cores
-from shardwright.measuring.modules import Limit
+from shardwright.reproduction.measuring import small_models
+from shardwright.reproduction.measuring.limit import Limit
 from shardwright.reproduction.offload_rows import TABLES
 from shardwright.reproduction.tables import Measurements
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "this_machine", lambda *_: load_machine("t4"))
+    monkeypatch.setattr(small_models, "this_machine", lambda *_: load_machine("t4"))
 
 
 def figures(name: str, limit_s: float = 60.0) -> Measurements:
-    return cores.measured(TABLES[name][1](), Limit(limit_s))
+    return small_models.measured(TABLES[name][1](), Limit(limit_s))
 
 
 def test_each_policy_of_a_table_runs_once_with_batches_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "_tokens_per_s", lambda *_: 100.0)
+    monkeypatch.setattr(small_models, "_tokens_per_s", lambda *_: 100.0)
     made = figures("flexgen-23")
     assert [each.row for each in made.here] == [
         "small OPT 8 x 2, 0, 100, 0, 100, 0, 100",
@@ -49,7 +49,9 @@ def test_rows_without_overlap_are_not_what_this_runtime_does() -> None:
 
 def test_four_bits_are_run_as_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     quantized: list[bool] = []
-    monkeypatch.setattr(cores, "_tokens_per_s", lambda _, policy, __: quantized.append(bool(policy.quantized)) or 1.0)
+    monkeypatch.setattr(
+        small_models, "_tokens_per_s", lambda _, policy, __: quantized.append(bool(policy.quantized)) or 1.0
+    )
     rows = [each.row for each in figures("flexgen-2").here]
     assert "small OPT 8 x 1, 100, 0, 100, 0, 100, 0" in rows
     assert "small OPT 8 x 1, 100, 0, 100, 0, 100, 0, in 4 bits" in rows
@@ -66,5 +68,5 @@ def test_a_run(tmp_path: Path) -> None:
     from shardwright.ir.types import DType
     from shardwright.models.dummy_checkpoint import write_dummy
 
-    write_dummy(tmp_path, cores.CONFIG, DType.F32)
-    assert cores._tokens_per_s(tmp_path, parse_policy("2,1,0,100,0,100,0,100"), 8000) > 0
+    write_dummy(tmp_path, small_models.CONFIG, DType.F32)
+    assert small_models._tokens_per_s(tmp_path, parse_policy("2,1,0,100,0,100,0,100"), 8000) > 0

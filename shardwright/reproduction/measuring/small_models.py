@@ -22,10 +22,10 @@ from shardwright.cost.offloading.policy import Policy
 from shardwright.cost.offloading.pricing import PricedPolicy
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
-from shardwright.measuring.modules import Limit, NotMeasuredError
 from shardwright.models.dummy_checkpoint import write_dummy
 from shardwright.models.importing import import_model
 from shardwright.prediction.offloading import priced, setting_of
+from shardwright.reproduction.measuring.limit import Limit, NotMeasuredError
 from shardwright.reproduction.offload_rows import OffloadRow
 from shardwright.reproduction.tables import MeasuredHere, Measurements
 from shardwright.serving.generation.prompts import make_prompts

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from shardwright.backends.targets.names import Target, chip_names, parse_target
 from shardwright.compiling.compile_program import explicit
@@ -13,40 +11,14 @@ from shardwright.explaining.explain import explain_program
 from shardwright.explaining.reports import FunctionReport
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
+from shardwright.reproduction.measuring.limit import Limit, NotMeasuredError
 
 _LEAST_S = 60.0
 """Seconds that a compiler has, however little of the limit is left: most of what ends sooner would be for nothing."""
 
 
-class NotMeasuredError(Exception):
-    """Nothing can be measured, or no more: the reason, in one line."""
-
-
 class RefusedError(NotMeasuredError):
     """A compiler makes nothing of a program: its reason, in one line."""
-
-
-@dataclass
-class Limit:
-    """So many seconds from now for all measurements; `told` is given the name of each before it is begun."""
-
-    limit_s: float
-    told: Callable[[str], object] = lambda _: None
-    _end: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._end = time.monotonic() + self.limit_s
-
-    @property
-    def left_s(self) -> float:
-        return self._end - time.monotonic()
-
-    def begin(self, what: str) -> None:
-        """Raises NotMeasuredError where the time is over."""
-        if self.left_s <= 0:
-            kept = "what was compiled is kept, so the same command goes on"
-            raise NotMeasuredError(f"the {self.limit_s:g} s of the time limit are over; {kept}")
-        self.told(what)
 
 
 def compiled(program: Callable[[], Program], name: str, target: Target, what: str, limit: Limit) -> FunctionReport:

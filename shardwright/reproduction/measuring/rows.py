@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from shardwright.cost.movements.traffic import bytes_received
 from shardwright.cost.programs.memory import memory_of
 from shardwright.ir.program import Program
-from shardwright.measuring.modules import Limit, NotMeasuredError, RefusedError, check_installed, compiled, target_of
 from shardwright.prediction.programs import Deployment, Phase, phase_program
+from shardwright.reproduction.measuring.limit import Limit, NotMeasuredError
+from shardwright.reproduction.measuring.target_modules import RefusedError, check_installed, compiled, target_of
 from shardwright.reproduction.rows import PublishedRow
 from shardwright.reproduction.tables import MeasuredHere, Measurements
 

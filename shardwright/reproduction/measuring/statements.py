@@ -9,11 +9,12 @@ from shardwright.backends.targets.names import Target
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.program import Program
 from shardwright.ir.walk import lets_in
-from shardwright.measuring.modules import Limit, NotMeasuredError, check_installed, compiled, target_of
 from shardwright.prediction.programs import phase_program, positions
 from shardwright.reproduction import feedforward
 from shardwright.reproduction.claims import FORMULAS
 from shardwright.reproduction.feedforward import Volume, VolumeOf
+from shardwright.reproduction.measuring.limit import Limit, NotMeasuredError
+from shardwright.reproduction.measuring.target_modules import check_installed, compiled, target_of
 from shardwright.reproduction.published_checks import LongestContext, chen_52b, kv_capacity, longest_contexts
 from shardwright.reproduction.tables import Measurements
 

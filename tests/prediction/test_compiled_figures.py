@@ -13,11 +13,12 @@ from shardwright.cost.programs.memory import memory_of
 from shardwright.explaining.reports import CollectiveReport, Explanation, FunctionReport
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.program import Program
-from shardwright.measuring import modules, statements
-from shardwright.measuring.modules import Limit, NotMeasuredError, target_of
-from shardwright.measuring.reproduce import reproduce
-from shardwright.measuring.statements import compiled_volume
 from shardwright.reproduction.feedforward import volume
+from shardwright.reproduction.measuring import statements, target_modules
+from shardwright.reproduction.measuring.limit import Limit, NotMeasuredError
+from shardwright.reproduction.measuring.statements import compiled_volume
+from shardwright.reproduction.measuring.target_modules import target_of
+from shardwright.reproduction.reproduction import reproduce
 
 Explain = Callable[..., Explanation]
 FFN = (4, 4, 4), 512, 16384, 65536
@@ -45,7 +46,7 @@ def received_by_name(program: Program, name: str) -> list[tuple[str, int]]:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Platform, "missing", property(lambda _: ()))
-    monkeypatch.setattr(modules, "explain_program", as_written)
+    monkeypatch.setattr(target_modules, "explain_program", as_written)
 
 
 def test_without_a_compiler_it_is_said_once_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def test_what_the_compiler_refuses_is_said_of_its_row(monkeypatch: pytest.Monkey
     def refusing(*_: object, **__: object) -> Explanation:
         return Explanation("tpu-v4:4x4x4", (), (fault("target-memory", "prefill does not fit", NOWHERE),))
 
-    monkeypatch.setattr(modules, "explain_program", refusing)
+    monkeypatch.setattr(target_modules, "explain_program", refusing)
     (table,) = reproduce("2", measure=True)
     assert table.measured is not None
     first = table.measured.here[0]
