@@ -59,7 +59,7 @@ def test_priced_as_by_another_search(
 
 
 def test_no_value_takes_the_time_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tables do not answer is searched last, each value in its share of what is left."""
+    """Values that tables do not answer for are searched last, each in its share of the time that is left."""
     asked: list[float] = []
 
     def anew(self: Any, node: Any, seconds: float) -> str:

@@ -223,7 +223,7 @@ def test_the_page_and_its_program(
 
 
 def test_which_built_in_models_have_checkpoints(model: str) -> None:
-    """Those whose mapping says where their weights are."""
+    """The Llamas alone: a mapping says where the weights of their checkpoints are."""
     assert {name for name in built_in_names() if built_in(name).model.has_checkpoints} == {
         name for name in built_in_names() if name.startswith("llama")
     }

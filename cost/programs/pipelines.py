@@ -140,7 +140,8 @@ def pipeline_cost(
 
 
 def micro_batches(program: Program, stages: Stages) -> int:
-    """As many as there are stages, or the largest part of that into which layouts let the batch be divided."""
+    """The number of micro-batches in flight: one for each stage, or as large a divisor of that as layouts let the batch
+    have."""
     batch = program.sizes().get(_BATCH, 1)
     over = {
         program.mesh.product(axes or ())

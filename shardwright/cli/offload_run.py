@@ -81,7 +81,7 @@ class RunRequest:
     options: RunOptions
     request: OffloadRequest
     stages: int = 1
-    """Of a pipeline."""
+    """The stages of the pipeline, each a mesh of chips."""
 
     @property
     def processes(self) -> int:

@@ -82,7 +82,7 @@ class Constraint:
     layout: tuple[Axes, ...]
     contraction: bool
     dims: tuple[str, ...]
-    """Those of the layout; of the slice that a loop's body has of the value, fewer than the value's."""
+    """The dimensions that the layout is of: the value's, or those of the slice of it that a loop's body has."""
 
     @property
     def spec(self) -> str:

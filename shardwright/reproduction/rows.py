@@ -28,12 +28,12 @@ _CHIP_WORDS = {"gpu": "chip", "machine": "chip"}
 """What else the column of chips is called."""
 
 LATENCY_COLUMNS = ("model", "chips", "chip", "input_tokens", "output_tokens", "batch", "phase", "time_ms")
-"""Those of tables D.2 and D.3 that are needed; `system`, `ffn_layout`, `attention_sharding`, `weights`, `cache` and
-`attention` may come with them."""
+"""The columns of tables D.2 and D.3 that a file needs; `system`, `ffn_layout`, `attention_sharding`, `weights`, `cache`
+and `attention` may come with them."""
 _LATENCY_MORE = ("system", "ffn_layout", "attention_sharding", "weights", "cache", "attention", "mfu_percent")
 
 SCENARIO_COLUMNS = ("phase", "chips", "batch", "ffn_layout", "attention_sharding", "weights", "latency_s")
-"""Those of table 2 that are needed; `scenario`, `model`, `chip`, `input_tokens`, `output_tokens` and `mfu_percent` may
+"""The columns of table 2 that a file needs; `scenario`, `model`, `chip`, `input_tokens`, `output_tokens` and `mfu_percent` may
 come with them."""
 _SCENARIO_MORE = ("scenario", "model", "chip", "input_tokens", "output_tokens", "mfu_percent")
 

@@ -191,7 +191,7 @@ def test_gathers_of_blocks(lines: list[str], reasons: list[str]) -> None:
 
 
 def test_rows_that_are_repeated_in_place_of_a_gather() -> None:
-    """What was to be gathered is put side by side with itself, and contracted with all rows of a matrix."""
+    """A block is put side by side with itself where all were to be gathered, and contracted with a matrix."""
     copies = ", ".join(["%x"] * 8)
     lines = [
         f"%g = f32[16,16] concatenate({copies}), dimensions={{0}}",

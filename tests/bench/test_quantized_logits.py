@@ -1,4 +1,4 @@
-"""What rounding of the weights does to the logits is what docs/quantized-logits.md says, for every architecture."""
+"""The errors of logits under rounded weights are those of docs/quantized-logits.md, for every architecture."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def over(mesh: dict[str, int], folder: Path, policy: str = MIXED, schedule: str 
 
 
 def together(count: int, cases: list[Any], path: Path) -> dict[str, Any]:
-    """What so many processes give."""
+    """The results of the cases, by so many processes."""
     path.write_text(json.dumps(cases))
     ((status, out, err), *others) = finished(start(count, WORKER, path))
     assert status == 0, err
