@@ -33,8 +33,8 @@ and `attention` may come with them."""
 _LATENCY_MORE = ("system", "ffn_layout", "attention_sharding", "weights", "cache", "attention", "mfu_percent")
 
 SCENARIO_COLUMNS = ("phase", "chips", "batch", "ffn_layout", "attention_sharding", "weights", "latency_s")
-"""The columns of table 2 that a file needs; `scenario`, `model`, `chip`, `input_tokens`, `output_tokens` and `mfu_percent` may
-come with them."""
+"""The columns of table 2 that a file needs; `scenario`, `model`, `chip`, `input_tokens`, `output_tokens` and
+`mfu_percent` may come with them."""
 _SCENARIO_MORE = ("scenario", "model", "chip", "input_tokens", "output_tokens", "mfu_percent")
 
 _LAYOUTS = {name.replace("-", ""): name for name in PRESETS}
