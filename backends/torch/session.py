@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardwright.backends.number_formats import numpy_dtype
-from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.backends.torch.buffers import Buffers
 from shardwright.backends.torch.chip import Rank, RankShard
 from shardwright.backends.torch.homes import value_homes
@@ -63,15 +62,13 @@ def run_program(
         raise fault(
             "bad-processes", f"mesh {mesh} has {mesh.n_chips} chips, and there are {world.count} processes for them"
         )
-    chip = Rank(Digits.of(program, func), world.index)
-    to = Collectives(world, chip)
     with (
         open_tiers(world.device(device), dict(caps or {}), "that of the types", spill) as tiers,
         torch.inference_mode(),
     ):
         others = (each for each in program.funcs if each is not func)
         own = sharded(replace(program, funcs=(func, *others)), world.index)
-        own = replace(own, funcs=own.funcs[:1])
+        own, to = replace(own, funcs=own.funcs[:1]), Collectives(world, own.chips[func_name])
         made, given = own.funcs[0], {**args, **(weights or {}), **(state or {})}
         here = [value for value in made.params if home_of(value.type) == ON_DEVICE]
         away = [value for value in made.params if value not in here]

@@ -31,6 +31,13 @@ class ShardType(TensorType):
         return replace(super().without_dim(name), held=held)  # pyright: ignore[reportCallIssue]
 
 
+@dataclass(frozen=True, repr=False)
+class ShardedProgram(Program):
+    """A program as one chip runs it: `chips` is that one, with the digits in force in each function."""
+
+    chips: Mapping[str, Rank] = field(default_factory=dict[str, Rank], compare=False)
+
+
 def held_of(kind: ValueType) -> RankShard | None:
     return kind.held if isinstance(kind, ShardType) else None
 
@@ -53,28 +60,29 @@ def held_in(reads: Mapping[str, SegmentRead]) -> dict[str, RankShard]:
     return {name: held for name, held in found.items() if held is not None}
 
 
-def sharded(program: Program, number: int) -> Program:
+def sharded(program: Program, number: int) -> ShardedProgram:
     """The program as the chip of this number runs it. Its types have no holes.
 
     Weights and state have the digits of the first function, as all do: the order of a dimension is the program's.
     """
-    digits = {func.name: Digits.of(program, func) for func in program.funcs}
-    outside = digits[program.funcs[0].name]
+    chips = {func.name: Rank(Digits.of(program, func), number) for func in program.funcs}
+    outside = chips[program.funcs[0].name]
 
-    def shard(own: Digits, name: str, whole: ValueType) -> ShardType:
+    def shard(own: Rank, name: str, whole: ValueType) -> ShardType:
         assert isinstance(whole, TensorType)
-        held = RankShard(Rank(own.at_edge(name, whole), number), whole)
+        held = RankShard(replace(own, digits=own.digits.at_edge(name, whole)), whole)
         dims, placement = held.shape.dims, whole.placement
         return ShardType(whole.dtype, dims, whole.splits, whole.partial, placement, whole.in_flight, held)
 
     def change(func: Func | None, value: Value) -> Value:
-        own = outside if func is None else digits[func.name]
+        own = outside if func is None else chips[func.name]
         return replace(value, type=shard(own, value.name, value.type))
 
     def results(func: Func) -> tuple[ShardType, ...]:
         named = zip(func.returns, func.results, strict=True)
-        return tuple(shard(digits[func.name], name, kind) for name, kind in named)
+        return tuple(shard(chips[func.name], name, kind) for name, kind in named)
 
     made = map_program_values(program, change)
     funcs = zip(made.funcs, program.funcs, strict=True)
-    return replace(made, funcs=tuple(replace(own, results=results(whole)) for own, whole in funcs))
+    typed = tuple(replace(own, results=results(whole)) for own, whole in funcs)
+    return ShardedProgram(made.mesh, made.dims, made.weights, made.state, typed, made.chip, made.chip_span, chips)

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 from shardwright.backends.simulation.digit_factors import Digits
-from shardwright.backends.torch.chip import Rank
 from shardwright.backends.torch.shards import sharded
 from shardwright.cost.offloading.policy import Policy
 from shardwright.cost.programs.resizing import resized
@@ -85,7 +84,6 @@ class Programs:
         self._made: dict[tuple[int, int, int, int, bool], Program] = {}
         self._sampling: dict[int, Program] = {}
         self._chosen: Program | None = None
-        self._ranks: dict[tuple[int, str], Rank] = {}
         imported = self._imported(1, 1, 1)
         self._text = imported.unformatted
         self.vocab = imported.model.vocab
@@ -239,14 +237,7 @@ class Programs:
             return program
         program = complete(program)
         verify(program, Level.EXPLICIT)
-        made = sharded(program, self.place.chip)
-        ranks = {func.name: Rank(Digits.of(program, func), self.place.chip) for func in program.funcs}
-        self._ranks |= {(id(made), name): rank for name, rank in ranks.items()}
-        return made
-
-    def rank(self, program: Program, name: str) -> Rank | None:
-        """The chip that runs this function of a program that was made here, None where there is no mesh."""
-        return self._ranks.get((id(program), name))
+        return sharded(program, self.place.chip)
 
     def _plain(self, rows: int, length: int, cache: int) -> Program:
         """With placements and without movements."""

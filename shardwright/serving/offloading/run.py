@@ -190,9 +190,11 @@ class OffloadedModel:
     def collectives(self, program: Program, name: str) -> Collectives | None:
         """The messages with the other chips while this function of a program runs, None where there is no mesh."""
         from shardwright.backends.torch.movements import Collectives
+        from shardwright.backends.torch.shards import ShardedProgram
 
-        rank = self.programs.rank(program, name)
-        return None if rank is None or self.world is None else Collectives(self.world, rank, self.place.first)
+        if self.world is None or not isinstance(program, ShardedProgram):
+            return None
+        return Collectives(self.world, program.chips[name], self.place.first)
 
     def _past_page_cache(self) -> bool:
         """True if files are read past the page cache. Weights that do not fit in it, read in turn, push each other out
