@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwright.backends.hlo.checking.dimensions import different, parted_digit
+from shardwright.backends.hlo.checking.dimensions import parted_digit
 from shardwright.backends.hlo.states import Digit, State, extent, placed, stride
-from shardwright.backends.hlo.tables import Table, plus
+from shardwright.backends.hlo.tables import plus
 
 
 def reshaped(state: State, shape: Sequence[int]) -> State | None:
@@ -161,11 +161,6 @@ def _taken(digit: Digit, begins: Sequence[int], n: int, step: int) -> tuple[Digi
         return (1, where, stride(digit)), [steps[b] for b in begins]
     kept = steps[first : first + n * step : step]
     return (n, where, tuple(s - kept[0] for s in kept)), [kept[0]] * len(begins)
-
-
-def unsplit(state: State, at: int) -> list[Table]:
-    """The starts that differ in a dimension."""
-    return [table for part in state.parts()[at] for table in [different(part)] if table]
 
 
 def replaced(state: State, at: int, dim: Sequence[Digit]) -> State:
