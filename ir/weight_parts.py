@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwright.ir.index_boxes import Index, box_shape
-from shardwright.ir.weight_source import FileRange, FileSource
+from shardwright.ir.weight_source import FileRange, FileSource, WeightSource
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-Runs = tuple[tuple[int, int], ...]
+Runs = Sequence[tuple[int, int]]
 """Ascending indices of a dimension, as ranges `(start, stop)`."""
 
 
@@ -49,29 +49,34 @@ class SourcePart:
         return self._source.dtype(name)
 
     def read(self, name: str, index: Index) -> npt.NDArray[Any]:
-        import numpy as np
-
-        boxes = list(self._boxes(name, index))
-        if len(boxes) == 1:
-            return self._source.read(name, boxes[0][1])
-        made = np.empty(box_shape(index), self.dtype(name))
-        for place, box in boxes:
-            made[place] = self._source.read(name, box)
-        return made
+        if name not in self._held:
+            return self._source.read(name, index)
+        return read_runs(self._source, name, self._held[name], index)
 
     def file_ranges(self, name: str, index: Index) -> list[FileRange] | None:
         """None too where the box is several of the source's."""
-        boxes = list(self._boxes(name, index))
-        return self._source.file_ranges(name, boxes[0][1]) if len(boxes) == 1 else None
+        boxes = [index] if name not in self._held else [box for _, box in _boxes(self._held[name], index)]
+        return self._source.file_ranges(name, boxes[0]) if len(boxes) == 1 else None
 
-    def _boxes(self, name: str, index: Index) -> Iterator[tuple[Index, Index]]:
-        """The boxes of the source that make up a box of the part, each with its place there."""
-        if name not in self._held:
-            yield tuple(slice(0, taken.stop - taken.start) for taken in index), index
-            return
-        pieces = [list(_pieces(runs, taken)) for runs, taken in zip(self._held[name], index, strict=True)]
-        for chosen in itertools.product(*pieces):
-            yield tuple(place for place, _ in chosen), tuple(taken for _, taken in chosen)
+
+def read_runs(source: WeightSource, name: str, held: Sequence[Runs], index: Index) -> npt.NDArray[Any]:
+    """A box of these ranges of each dimension of an array, which are numbered one behind the other."""
+    import numpy as np
+
+    boxes = list(_boxes(held, index))
+    if len(boxes) == 1:
+        return source.read(name, boxes[0][1])
+    made = np.empty(box_shape(index), source.dtype(name))
+    for place, box in boxes:
+        made[place] = source.read(name, box)
+    return made
+
+
+def _boxes(held: Sequence[Runs], index: Index) -> Iterator[tuple[Index, Index]]:
+    """The boxes of the array that make up a box of the ranges, each with its place there."""
+    pieces = [list(_pieces(runs, taken)) for runs, taken in zip(held, index, strict=True)]
+    for chosen in itertools.product(*pieces):
+        yield tuple(place for place, _ in chosen), tuple(taken for _, taken in chosen)
 
 
 def _pieces(runs: Runs, taken: slice) -> Iterator[tuple[slice, slice]]:

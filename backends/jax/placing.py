@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -15,6 +14,7 @@ from shardwright.backends.jax.edges import EdgeArray
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.ir.index_boxes import Index, box_shape, ranges
 from shardwright.ir.types import Reduction
+from shardwright.ir.weight_parts import read_runs
 from shardwright.ir.weight_source import WeightSource
 
 Progress = Callable[[int, int], None]
@@ -124,13 +124,9 @@ def read_part(source: WeightSource, name: str, edge: EdgeArray, box: Index) -> n
     for extents in edge.factors:
         blocks.append(ranges(extents, box[at : at + len(extents)]))
         at += len(extents)
-    if all(len(runs) == 1 for runs in blocks):
-        array = source.read(name, tuple(slice(*runs[0]) for runs in blocks))
-        return np.ascontiguousarray(array.astype(dtype, copy=False)).reshape(box_shape(box))
-    made = np.empty([sum(stop - start for start, stop in runs) for runs in blocks], dtype)
-    for chosen in itertools.product(*(_with_targets(runs) for runs in blocks)):
-        made[tuple(target for target, _ in chosen)] = source.read(name, tuple(taken for _, taken in chosen))
-    return made.reshape(box_shape(box))
+    whole = tuple(slice(0, sum(stop - start for start, stop in runs)) for runs in blocks)
+    array = read_runs(source, name, blocks, whole)
+    return np.ascontiguousarray(array.astype(dtype, copy=False)).reshape(box_shape(box))
 
 
 def placed_shape(edge: EdgeArray, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -158,16 +154,6 @@ def global_array(edge: EdgeArray, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _is_sum(edge: EdgeArray) -> bool:
     return edge.kind.partial is not None and edge.kind.partial.kind is Reduction.SUM
-
-
-def _with_targets(runs: Sequence[tuple[int, int]]) -> list[tuple[slice, slice]]:
-    """For each range, where it goes when they lie one behind the other."""
-    made: list[tuple[slice, slice]] = []
-    at = 0
-    for start, stop in runs:
-        made.append((slice(at, at + stop - start), slice(start, stop)))
-        at += stop - start
-    return made
 
 
 def check_shape(name: str, edge: EdgeArray, shape: tuple[int, ...]) -> None:
