@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -104,7 +105,7 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each architecture, as docs/quantized-logits.md has it."""
+    """A line for each architecture, as tests/goldens/quantized_logits.md has it."""
     by: dict[str, list[Row]] = {}
     for row in rows:
         by.setdefault(row.architecture, []).append(row)
@@ -117,6 +118,22 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def summary(rows: Sequence[Row]) -> str:
+    """For each format the median of the architectures and the worst, as docs/reference/models.md has it."""
+    lines = ["| weights | typical | divergence, nats | same token |", "|---|---|---|---|"]
+    for stored in dict.fromkeys(row.weights for row in rows):
+        own = [row for row in rows if row.weights == stored]
+        typical, divergence, agreement = ([getattr(row, name) for row in own] for name in _SUMMED_UP)
+        lines.append(
+            f"| {stored} | {median(typical):.1%}, {max(typical):.1%}"
+            f" | {median(divergence):.0e}, {max(divergence):.0e} | {median(agreement):.0%}, {min(agreement):.0%} |"
+        )
+    return "\n".join(lines)
+
+
+_SUMMED_UP = ("typical", "divergence", "agreement")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="checkpoints (default: one of each architecture)")
@@ -124,7 +141,7 @@ def main() -> int:
     given = parser.parse_args()
     rows = [row for name in given.names or ARCHITECTURES for row in measure(name)]
     found: dict[str, Any] = {"rows": [asdict(row) for row in rows]}
-    print(json.dumps(found) if given.json else table(rows))
+    print(json.dumps(found) if given.json else f"{table(rows)}\n\n{summary(rows)}")
     return 0
 
 

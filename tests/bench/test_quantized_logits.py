@@ -1,4 +1,4 @@
-"""The errors of logits under rounded weights are those of docs/quantized-logits.md, for every architecture."""
+"""The errors of logits under rounded weights are those recorded, for every architecture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from models.checkpoints import ARCHITECTURES, make_checkpoint
-from quantized_logits import logits, measure, table
+from quantized_logits import Row, logits, measure, summary, table
 
 from shardwright.backends.jax.session import Session
 from shardwright.ir.diagnostics import Source
@@ -20,16 +20,17 @@ from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.passes.pipelines import EXPLICIT, passes_for_weights, run_with_weights
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "quantized-logits.md"
+GOLDEN = Path(__file__).parents[1] / "goldens" / "quantized_logits.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 
-def recorded(architecture: str) -> list[float]:
-    """The figures of a row of the table, shares and percentages as numbers."""
-    row = next(
-        line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {architecture} |")
-    )
-    cells = [cell.strip() for cell in row.strip("|").split("|")[1:]]
-    return [float(cell[:-1]) / 100 if cell.endswith("%") else float(cell) for cell in cells]
+def recorded() -> dict[str, list[float]]:
+    """The figures of each row of the table, shares and percentages as numbers."""
+    made: dict[str, list[float]] = {}
+    for line in GOLDEN.read_text(encoding="utf-8").splitlines()[2:]:
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        made[name] = [float(cell[:-1]) / 100 if cell.endswith("%") else float(cell) for cell in cells]
+    return made
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -37,7 +38,17 @@ def test_errors_are_those_recorded(name: str) -> None:
     rows = measure(name)
     found = [figure for row in rows for figure in (row.largest, row.typical, row.divergence, row.agreement)]
     assert table(rows).splitlines()[2].startswith(f"| {rows[0].architecture} | ")
-    np.testing.assert_allclose(found, recorded(rows[0].architecture), rtol=0.1)
+    np.testing.assert_allclose(found, recorded()[rows[0].architecture], rtol=0.1)
+
+
+def test_the_documentation_sums_up_what_is_recorded() -> None:
+    rows = [
+        Row("", name, stored, *figures[4 * at : 4 * at + 4])
+        for name, figures in recorded().items()
+        for at, stored in enumerate(("int8", "int4", "f8e4m3"))
+    ]
+    assert len(rows) == 3 * len(ARCHITECTURES)
+    assert summary(rows) in DOCUMENT.read_text(encoding="utf-8")
 
 
 def test_weights_as_they_are() -> None:
