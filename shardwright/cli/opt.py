@@ -68,7 +68,6 @@ def execute(args: argparse.Namespace) -> int:
         options_from,
         run_passes,
     )
-    from shardwright.tracing.demands import with_shardings
 
     if args.list_passes:
         if args.json:
@@ -93,6 +92,8 @@ def execute(args: argparse.Namespace) -> int:
     with located(source), options_from("--passes", args.passes or ""):
         program = load(source, args.mesh, args.dim, passes)
         if shardings is not None:
+            from shardwright.tracing.demands import with_shardings
+
             program, notes = with_shardings(program, shardings)
             print_notes(shardings, notes)
         if args.explain:
