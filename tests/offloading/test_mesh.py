@@ -27,6 +27,7 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.weight_parts import SourcePart, runs_of
 from shardwright.ir.weight_source import FileRange
+from shardwright.serving.offloading.offload import offload
 
 DISK = "4,2,0,20,50,50,0,100"
 
@@ -191,6 +192,20 @@ def test_what_cannot_be_a_mesh(
     words = ["offload", checkpoint("llama-grouped"), "--prompts", prompts, "-o", tmp_path / "out", "--policy", MIXED]
     made = shardwright(*words, "--max-new-tokens", "4", *options.split())
     assert (made.status, made.err) == (status, said)
+
+
+def test_a_program_with_a_mesh_is_none_for_one_process(
+    checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]
+) -> None:
+    folder, plan = checkpoint("llama-grouped"), tmp_path / "plan.shard"
+    sizes = ("--machine", "t4", "--prompt-len", "4", "--gen-len", "3")
+    assert shardwright("offload", folder, "--plan-only", "--mesh", "x=2", *sizes, "-o", plan).status == 0
+    with pytest.raises(DiagnosticError) as refused:
+        offload(folder, [[1, 2]], max_new_tokens=3, policy=str(plan))
+    assert str(refused.value) == (
+        f"{plan}: error: the program is for the mesh x=2, each chip of which is a process [bad-processes]\n"
+        "note: the command starts them: shardwright offload CHECKPOINT --policy FILE.shard"
+    )
 
 
 def test_a_program_without_a_mesh_is_none_for_one(

@@ -115,8 +115,15 @@ class Programs:
         return any(isinstance(let.operation, Movement) for func in self.written.funcs for let in lets_in(func.body))
 
     def _check(self, program: Program) -> None:
-        """Raises where the program is none of this checkpoint."""
+        """Raises where the program is none of this checkpoint, or for other chips."""
         verify(program, Level.SURFACE)
+        if program.mesh.n_chips != self.place.mesh.n_chips:
+            raise fault(
+                "bad-processes",
+                f"the program is for the mesh {program.mesh}, each chip of which is a process",
+                NOWHERE,
+                "the command starts them: shardwright offload CHECKPOINT --policy FILE.shard",
+            )
         own = elaborate(parse(Source("<import>", self._text)))
         known = {value.name: value.shape for value in own.weights}
         for value in program.weights:
