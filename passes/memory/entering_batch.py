@@ -196,7 +196,7 @@ class EnteringBatch:
                     Number(o.text, self.renamed.get(o.size_of, o.size_of)) if isinstance(o, Number) and o.size_of else o
                     for o in let.operands
                 )
-                return replace(let, operation=_of_dims(let.operation, self.renamed), operands=operands)
+                return replace(let, operation=rename_dims(let.operation, self.renamed), operands=operands)
             case Loop() as loop:
                 index = self.names.get(loop.index, loop.index) if loop.index else None
                 return replace(loop, dim=self.renamed.get(loop.dim, loop.dim), index=index)
@@ -336,7 +336,7 @@ class EnteringBatch:
         return made
 
 
-def _of_dims(operation: Operation, renamed: Mapping[str, str]) -> Operation:
+def rename_dims(operation: Operation, renamed: Mapping[str, str]) -> Operation:
     """An operation with dimensions renamed among its statics."""
     made: Any = operation
     changed = {f.name: _static(getattr(made, f.name), renamed) for f in fields(made) if f.name not in _WORDS}
@@ -346,7 +346,7 @@ def _of_dims(operation: Operation, renamed: Mapping[str, str]) -> Operation:
 def _static(static: object, renamed: Mapping[str, str]) -> object:
     match static:
         case Operation():
-            return _of_dims(static, renamed)
+            return rename_dims(static, renamed)
         case tuple():
             items = cast("tuple[object, ...]", static)
             return tuple(_static(item, renamed) for item in items)

@@ -16,7 +16,7 @@ from shardwright.ir.verification.lifetimes import has_lifetimes
 from shardwright.ir.walk import names_read, rename_operands, states_set
 from shardwright.passes.base import Pass
 from shardwright.passes.memory.block_copies import Flight, Flights, forwarded, freed, frees, stored_early
-from shardwright.passes.memory.entering_batch import EnteringBatch, function_of
+from shardwright.passes.memory.entering_batch import EnteringBatch, function_of, rename_dims
 from shardwright.passes.memory.hidden_states import CarriedState, HiddenStates, over_layers
 from shardwright.passes.memory.micro_batches import MicroBatches, divided, unschedulable
 
@@ -374,7 +374,8 @@ class _Function:
             if isinstance(statement, Let) and statement.operation.is_movement:
                 kind = replace(statement.result.type, dims=each.state.type.dims)
                 moved = self.writer.like(statement.result, f"{name}_moved", kind, Marking.FOUND)
-                made.append(replace(statement, operands=(each.state.name,), results=(moved,)))
+                movement = rename_dims(statement.operation, dict(each.renamed))
+                made.append(Let((moved,), movement, (each.state.name,), statement.span))
                 scope.define(moved)
                 return [*made, Let(statement.results, back, (moved.name,), statement.span)]
             value = self.writer.value(f"{name}_seen", each.carry.value.type, source=name)

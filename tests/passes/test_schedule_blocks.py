@@ -117,6 +117,26 @@ func f(x: f32 BE) -> f32 BE {
 }
 """
 
+MOVED_LENGTHS = """
+mesh x=2
+dim B=6 L=4 N=2 E=8
+weights { w: f32 NE }
+func prefill(first: f32 BLHIDDEN, length: int32 B) -> f32 BE {
+  y: f32 BLHIDDEN = loop[N](h: f32 BLHIDDEN = first) {
+    part: f32 BL_xE = MOVEMENT
+    next BACK(part * w)
+  }
+  return lookup[L](y, length - 1)
+}
+func decode[L=2](first: f32 BLHIDDEN) -> f32 BE {
+  y: f32 BLHIDDEN = loop[N](h: f32 BLHIDDEN = first) {
+    part: f32 BL_xE = MOVEMENT
+    next BACK(part * w)
+  }
+  return take[L, 0](y)
+}
+"""
+
 EXPLICIT = "offload,decompose,cleanup,place,choose-digit-order{tied=true},insert-moves,cleanup,choose-digit-order"
 
 
@@ -150,6 +170,21 @@ def test_lengths_that_functions_change_are_dimensions_of_their_own(count: int) -
         "prefill_h": f"f32 {'MBL2E'} on disk",
         "decode_h": f"f32 {'MBL3E'} on disk",
     }
+    assert largest_difference(plain, program(printed(made)), count) < 1e-14
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("hidden", "movement", "back"),
+    [
+        ("E", "slice[x -> L](h)", "all_gather[x]"),
+        ("E_x", "all_to_all[x: E -> L](h)", "all_to_all[x: L -> E]"),
+        ("E_x", "permute[E: x -> {}, L: {} -> x](h)", "permute[L: x -> {}, E: {} -> x]"),
+    ],
+)
+def test_what_moves_hidden_states_names_their_lengths(hidden: str, movement: str, back: str, count: int) -> None:
+    text = MOVED_LENGTHS.replace("HIDDEN", hidden).replace("MOVEMENT", movement).replace("BACK", back)
+    plain, made = scheduled(text, count, EXPLICIT)
     assert largest_difference(plain, program(printed(made)), count) < 1e-14
 
 
