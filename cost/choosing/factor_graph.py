@@ -26,6 +26,9 @@ from shardwright.cost.integer_program.elimination import CostTable, Order, Upwar
 _SWEEPS = 40
 """At most, there and back, before choices are ruled out for the last time."""
 
+_DEAD_ENDS = 64
+"""At most on the way to a first choice."""
+
 _EXACT = 1e-12
 """The share of a sum of costs that its rounding may be."""
 
@@ -281,14 +284,20 @@ class _Search:
 
     def dive(self, problem: Remainder) -> None:
         """Decides one variable after the other, each at its least cost, and rules out what does not go with it: a first
-        choice, where messages decode to none that goes together."""
+        choice, where messages decode to none that goes together. From a dead end it goes back to the last decision, so
+        many times as `_DEAD_ENDS`."""
+        decisions: list[tuple[Remainder, int, int]] = []
+        dead_ends = 0
         while (variable := self.most_ambiguous(problem)) is not None and not self.ended():
             self.limit.charge(problem.entries())
             pivot = int(np.argmin(self.local_costs(problem, variable)))
-            taken = self.decided(problem, variable, pivot, True, 2 * FORBIDDEN)
-            left = taken or self.decided(problem, variable, pivot, False, 2 * FORBIDDEN)
-            if left is None:
-                return
+            decisions.append((problem, variable, pivot))
+            left = self.decided(problem, variable, pivot, True, FORBIDDEN / 2)
+            while left is None:
+                dead_ends += 1
+                if not decisions or dead_ends > _DEAD_ENDS:
+                    return
+                left = self.decided(*decisions.pop(), False, FORBIDDEN / 2)
             problem = left
         self.consider(problem, forward=True)
 

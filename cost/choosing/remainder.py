@@ -162,6 +162,8 @@ class Remainder:
                 )
             if settle and all(len(costs) == 1 for costs in kept):
                 constant += smaller.least(kept)
+                if constant >= FORBIDDEN / 2:
+                    return None
                 continue
             factors.append(smaller)
             shifted.append(kept)

@@ -96,6 +96,33 @@ def random_graph(seed: int, barred: float = 0.0) -> FactorGraph:
     return graph
 
 
+def with_a_way(seed: int, n: int = 24, layouts: int = 4) -> FactorGraph:
+    """A graph in which much cannot be, and one choice can."""
+    rng = np.random.default_rng(seed)
+    graph = FactorGraph()
+    variables = [graph.variable(layouts) for _ in range(n)]
+    way = rng.integers(0, layouts, n)
+    for _ in range(2 * n):
+        chosen = tuple(int(v) for v in rng.choice(variables, size=3, replace=False))
+        if rng.random() < 0.5:
+            impossible = np.tile(rng.random(layouts) < 0.7, (layouts, 1)) & ~np.eye(layouts, dtype=bool)
+            impossible[way[chosen[0]], way[list(chosen)]] = False
+            moves = np.where(impossible, FORBIDDEN, random_moves(rng, layouts))
+            graph.factors.append(TreeFactor(chosen, moves, (np.arange(layouts),) * 3, (False, False)))
+        else:
+            rows = np.array(list(product(range(layouts), repeat=3)))
+            rows = rows[(rng.random(len(rows)) < 0.5) | (rows == way[list(chosen)]).all(1)]
+            graph.factors.append(TableFactor(chosen, rows, rng.integers(0, 30, len(rows)).astype(float)))
+    return graph
+
+
+def test_a_first_choice_is_found_where_little_goes_together() -> None:
+    """Before anything is branched on: in 5 of 60 such graphs where what trees bar was not ruled out on the way, in 47
+    where a decision could not be taken back."""
+    found = [seed for seed in range(60) if with_a_way(seed).minimize(0.25, 1).cost < FORBIDDEN / 2]
+    assert len(found) > 50
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_what_cannot_be_takes_nothing_from_the_bound(seed: int) -> None:
     """Costs that differ by a millionth of a byte are told apart beside moves that are forbidden."""
