@@ -132,7 +132,8 @@ class Names:
                     "split-loop",
                     f"the loop over {loop.dim} takes slices of {name}: {kind}, and {loop.dim} is split over chips",
                     span,
-                    f"`cost` prices pipelines of weights and state, and none is run; leave {loop.dim} whole",
+                    f"leave {loop.dim} whole, and divide the loop over stages:"
+                    " --passes decompose,place,insert-moves,pipeline",
                 )
         return scope.type_of(name)
 

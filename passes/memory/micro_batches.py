@@ -118,10 +118,10 @@ def divided(program: Program, batch: str, count: int) -> MicroBatches:
     for func in program.funcs:
         if batch in dict(func.overrides):
             raise unschedulable(f"{func.name} gives {batch} a size of its own", func.span)
-        check = _Check(made)
+        check = RowCheck(made, unschedulable)
         for site in sites(program, func):
             check.statement(site.statement, site.scope)
-    _check_chips(program, made)
+    check_chips(program, made, unschedulable)
     return made
 
 
@@ -147,14 +147,14 @@ def fresh_dim(program: Program, taken: set[str], like: str) -> str:
     return _fresh_dim([*(dim.name for dim in program.dims), *taken], like if like[0].islower() else like[0])
 
 
-def _check_chips(program: Program, made: MicroBatches) -> None:
-    """Chips that split the batch divide each of the batches."""
+def check_chips(program: Program, made: MicroBatches, refuse: Callable[..., DiagnosticError]) -> None:
+    """Raises what `refuse` makes of the reason where chips that split the batch do not divide each of the batches."""
     for _, value in program_values(program):
         name, kind = value.name, value.type
         axes = kind.splits[kind.names.index(made.batch)] if made.has_rows(kind) else ()
         chips = _product(program.mesh, axes)
         if made.size % chips:
-            raise unschedulable(
+            raise refuse(
                 f"{name}: {kind} splits {made.batch} over {chips} chips, which do not divide a batch of {made.size}",
                 NOWHERE,
                 "ask for fewer batches",
@@ -166,14 +166,15 @@ def _product(mesh: Mesh, axes: Axes | None) -> int:
 
 
 @dataclass(frozen=True)
-class _Check:
-    """Tells whether every statement computes each row from that row alone.
+class RowCheck:
+    """Tells whether every statement computes each row from that row alone; raises what `refuse` makes of the reason.
 
     It does where a mesh axis that splits B in all operands that have it, and in the result, leaves nothing to be
     communicated: a row of the operation's own table of strategies.
     """
 
     made: MicroBatches
+    refuse: Callable[..., DiagnosticError]
 
     def statement(self, statement: Statement, scope: Scope) -> None:
         match statement:
@@ -181,7 +182,7 @@ class _Check:
                 self.let(statement, scope)
             case Loop():
                 if statement.dim == self.made.batch:
-                    raise unschedulable(f"a loop over {statement.dim} goes from row to row", statement.span)
+                    raise self.refuse(f"a loop over {statement.dim} goes from row to row", statement.span)
             case _:
                 pass
 
@@ -207,21 +208,20 @@ class _Check:
             if dim.name == batch
         )
         if named or not whole or not all(gives) or wanted not in set(operation.axis_rows(args, shapes)):
-            raise _mixing(statement, batch)
+            raise self._mixing(statement)
 
+    def _mixing(self, statement: Let) -> DiagnosticError:
+        from shardwright.ir.text.one_line import format_expr
+        from shardwright.ir.text.syntax import LetStmt
 
-def _mixing(statement: Let, batch: str) -> DiagnosticError:
-    from shardwright.ir.text.one_line import format_expr
-    from shardwright.ir.text.syntax import LetStmt
-
-    written = statement_syntax(statement)
-    assert isinstance(written, LetStmt)
-    return unschedulable(
-        f"{statement.result.name} = {format_expr(written.value)} mixes the rows of {batch}, so that batches cannot be"
-        " computed one after the other",
-        statement.span,
-        "only what each row gives by itself can be scheduled in blocks",
-    )
+        written = statement_syntax(statement)
+        assert isinstance(written, LetStmt)
+        return self.refuse(
+            f"{statement.result.name} = {format_expr(written.value)} mixes the rows of {self.made.batch}, so that"
+            " batches cannot be computed one after the other",
+            statement.span,
+            "only what each row gives by itself can be",
+        )
 
 
 def unschedulable(message: str, span: Span, *notes: str) -> DiagnosticError:

@@ -1,0 +1,244 @@
+"""`pipeline`: the same results from stages of chips, in the simulator and under JAX."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models.checkpoints import transformers_config
+from oracles.rewritten_programs import printed
+from program_text import program
+
+from shardwright.backends.number_formats import Array
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.simulation.simulator import simulate
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.programs.pipelines import Stages, pipeline_cost
+from shardwright.cost.programs.program_cost import cost_of
+from shardwright.cost.programs.resizing import resized
+from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops import Roll
+from shardwright.ir.program import Program
+from shardwright.ir.text.parser import parse
+from shardwright.ir.types import DType, ValueType
+from shardwright.ir.walk import lets_in
+from shardwright.models.importing import import_model
+from shardwright.passes.pipelines import explicit, run_passes
+from shardwright.passes.transformations.pipeline import Pipeline
+
+LAYERS = """
+mesh x=2
+dim B=8 N=4 E=8 F=16 T=6
+weights {
+  w_in: f32 NEF_x
+  w_out: f32 NF_xE
+  scale: f32 E
+}
+state {
+  k: f32 NBTE
+  mean: f32 NBE
+  pos: int32 B
+}
+func f(x: f32 BE, bias: f32 NE) -> f32 BE {
+  y = loop[N as i](h: f32 BE = x * scale) {
+    o = gelu(h @[E] w_in) @[F] w_out
+    set k = update[T](k, o, pos)
+    set mean = mean * 0.5 + o
+    next h + o + sum[T](k) * 0.1 + mean + bias * convert[f32](i)
+  }
+  set pos = pos + 1
+  return y * 2.0
+}
+func twice(x: f32 BE) -> f32 BE {
+  a = loop[N](h: f32 BE = x) {
+    next h + tanh(h @[E] w_in) @[F] w_out
+  }
+  b, c = loop[N](h: f32 BE = a, g: f32 BE = x) {
+    next h * 0.5 + g, g + k @[TE] k
+  }
+  return b + c
+}
+"""
+
+FEEDFORWARD = """
+mesh x=4
+dim B=16 N=64 E=4096 F=16384
+weights {
+  w_in: bf16 NEF_x
+  w_out: bf16 NF_xE
+}
+func f(x: bf16 BE) -> bf16 BE {
+  y = loop[N](h: bf16 BE = x) { next h + gelu(h @[E] w_in) @[F] w_out }
+  return y
+}
+"""
+
+
+def stored(array: object, kind: ValueType, stages: int, batches: int) -> Array:
+    """The state of layers as a pipeline stores it: layer n = s |N2| + n2, row b = b2 |M| + m, M
+    before the rows."""
+    given = np.asarray(array)
+    if "N" not in kind.names:
+        return given
+    sizes: list[int] = []
+    for name, size in zip(kind.names, given.shape, strict=True):
+        parts = {"N": [stages, size // stages], "B": [size // batches, batches]}.get(name, [size])
+        sizes += parts if name == "N" or batches > 1 else [size]
+    made = given.reshape(sizes)
+    if batches == 1 or "B" not in kind.names:
+        return made
+    at = kind.names.index("B") + (kind.names.index("N") < kind.names.index("B"))
+    return made.swapaxes(at, at + 1)
+
+
+def largest_difference(plain: Program, made: Program, stages: int, batches: int, calls: int = 1) -> float:
+    """Between results and state of both programs over some calls, relative to the largest of each."""
+    worst = 0.0
+    kinds = {value.name: value.type for value in plain.state}
+    for func in plain.funcs:
+        given = random_inputs(plain, func.name, 0)
+        state = dict(given.state)
+        if "pos" in state:
+            state["pos"] = np.arange(state["pos"].size).reshape(state["pos"].shape) % 3
+        on_chips = {name: stored(array, kinds[name], stages, batches) for name, array in state.items()}
+        for seed in range(calls):
+            args = random_inputs(plain, func.name, seed).args
+            if "length" in args:
+                args = {**args, "length": np.full_like(args["length"], 2)}
+            wanted, state = evaluate(plain, func.name, args, given.weights, state)
+            found = simulate(made, func.name, args, given.weights, on_chips)
+            on_chips = dict(found.state)
+            pairs = list(zip(wanted, found.results, strict=True))
+            pairs += [(stored(state[name], kinds[name], stages, batches), on_chips[name]) for name in state]
+            for pair in pairs:
+                a, b = (np.asarray(array, dtype=float) for array in pair)
+                assert not np.isnan(b).any()
+                worst = max(worst, float(np.abs(a - b).max() / max(1.0, np.abs(a).max())))
+    return worst
+
+
+def staged(plain: Program, stages: int = 2, batches: int = 1, **options: Any) -> Program:
+    """The pipeline of a program whose layouts are chosen for one micro-batch."""
+    rows = plain.dim("B").size
+    made = resized(explicit(resized(plain, {"B": rows // batches})), {"B": rows})
+    return run_passes(made, [Pipeline(stages=stages, micro_batches=batches, **options)])
+
+
+def test_before_and_after(golden: Callable[[str, str], None]) -> None:
+    golden("passes/pipeline.shard", printed(staged(program(LAYERS), 2, 4)))
+
+
+@pytest.mark.parametrize(("stages", "batches"), [(2, 1), (2, 2), (4, 1), (4, 8), (2, 8)])
+def test_the_meaning_stays(stages: int, batches: int) -> None:
+    plain = program(LAYERS)
+    made = staged(plain, stages, batches)
+    assert largest_difference(plain, program(printed(made)), stages, batches, calls=2) < 1e-13
+
+
+@pytest.mark.parametrize(("stages", "batches"), [(2, 1), (2, 2)])
+@pytest.mark.parametrize("layout", ["ws2d", "megatron"])
+@pytest.mark.parametrize("name", ["llama-grouped", "opt", "mixtral", "falcon", "qwen2-window"])
+def test_models(name: str, layout: str, stages: int, batches: int) -> None:
+    config = transformers_config(name).to_dict()
+    imported = import_model(config, layout, Mesh.of(x=2), 4, 3, DType.F32, cache=6)
+    plain = elaborate(parse(Source(name, imported.text)))
+    made = staged(plain, stages, batches)
+    assert largest_difference(plain, program(printed(made)), stages, batches) < 1e-11
+
+
+def test_a_cache_that_wraps_around() -> None:
+    """Beyond its end there is nothing to leave out: an idle stage keeps the whole of what it had."""
+    text = LAYERS.replace("update[T](k, o, pos)", "update[T, wrap=true](k, o, pos + 4)")
+    for batches in (1, 4):
+        made = staged(program(text), 4, batches)
+        assert largest_difference(program(text), made, 4, batches, calls=3) < 1e-13
+
+
+def test_state_without_layers_or_rows() -> None:
+    text = LAYERS.replace("mean: f32 NBE", "mean: f32 NE").replace("mean * 0.5 + o", "mean * 0.5 + scale")
+    assert largest_difference(program(text), staged(program(text)), 2, 1, calls=2) < 1e-13
+    with pytest.raises(DiagnosticError, match="mean, which has no dimension B, is set within the layers"):
+        staged(program(text), 2, 4)
+    with pytest.raises(DiagnosticError, match="mean, which has no dimension N, is set within the layers"):
+        staged(program(LAYERS.replace("mean: f32 NBE", "mean: f32 BE")), 2, 1)
+
+
+def test_what_stages_send_each_other() -> None:
+    """In each round of M + P - 1 the hidden states of one micro-batch, and at the end the last stage's."""
+    made = staged(program(LAYERS), 4, 8)
+    assert made.dim("R").size == 8 + 4 - 1
+    (roll,) = [let for let in lets_in(made.func("f").body) if isinstance(let.operation, Roll)]
+    assert str(roll.result.type) == "f32 S_pB2E"
+    assert roll.result.concrete.local_bytes(made.mesh) == 8 * 4
+
+
+@pytest.mark.parametrize("to", ["jax", "torch"])
+@pytest.mark.parametrize(("stages", "batches"), [(2, 1), (2, 4)])
+def test_what_runs(to: str, stages: int, batches: int, tmp_path: Path, shardwright: Callable[..., Any]) -> None:
+    path = tmp_path / "pipeline.shard"
+    path.write_text(printed(staged(program(LAYERS), stages, batches)))
+    done = shardwright("run", path, "--to", to)
+    assert done.status == 0, done.err
+
+
+def test_generation(checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]) -> None:
+    """Both phases of a model, tokens as without stages, by a checkpoint's weights."""
+    folder, prompts = checkpoint("llama-grouped"), tmp_path / "prompts"
+    prompts.write_text("".join(json.dumps({"tokens": tokens}) + "\n" for tokens in ([1, 5, 7], [3, 9, 2, 8], [4], [5])))
+    given = ("generate", folder, "--mesh", "x=2", "--batch", "4", "--prompts", prompts, "--max-new-tokens", "5")
+    plain = shardwright(*given)
+    assert plain.status == 0, plain.err
+    for options in ("stages=2", "stages=2,micro-batches=2"):
+        done = shardwright(*given, "--passes", f"pipeline{{{options}}}")
+        assert (done.status, done.out) == (0, plain.out), done.err
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_the_price_is_that_of_stages_that_fill_and_drain(batches: int) -> None:
+    """Beside `cost.programs.pipelines`, which prices stages without writing them: of a program whose layers take nearly
+    all of its time, and keep no state, of which a stage copies what its micro-batch has."""
+    plain = resized(program(FEEDFORWARD), {"B": 2048})
+    chip = load_chip("h100")
+    one = explicit(resized(plain, {"B": 2048 // batches}))
+    made = run_passes(resized(one, {"B": 2048}), [Pipeline(stages=2, micro_batches=batches)])
+    wanted = pipeline_cost(resized(one, {"B": 2048}), one.func("f"), Stages("N", {"p": 2}), batches, chip)
+    found = cost_of(made, made.func("f"), chip)
+    assert found.time_s == pytest.approx(wanted.time_s, rel=0.02)
+    assert found.memory.weights == wanted.memory.weights
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "reason"),
+    [
+        ({}, {"stages": 3}, "N=4 does not divide over 3 stages"),
+        ({}, {"stages": 1}, "pipeline: there are two stages or more, and one micro-batch or more"),
+        ({}, {"micro_batches": 3}, "B=8 does not divide over 3 micro-batches"),
+        ({}, {"axis": "x"}, "pipeline: the mesh has an axis x already"),
+        ({}, {"dim": "G"}, "pipeline: the program has no dimension G"),
+        (
+            {"return y * 2.0": "return y * sum[EF](take[N, 0](w_in))"},
+            {},
+            "pipeline: w_in, of which each stage has its own layers, is used outside the loop over N",
+        ),
+        (
+            {"next h + tanh(": "last = cumsum[B](h)\n    next last + tanh("},
+            {"micro_batches": 2},
+            "pipeline: last = cumsum[B](h_sliced) mixes the rows of B, so that batches cannot be computed one after the"
+            " other",
+        ),
+    ],
+)
+def test_what_has_no_stages(changes: dict[str, str], options: dict[str, Any], reason: str) -> None:
+    text = LAYERS
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    with pytest.raises(DiagnosticError) as refused:
+        run_passes(explicit(program(text)), [Pipeline(**options)])
+    assert refused.value.diagnostics[0].message == reason
