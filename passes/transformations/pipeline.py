@@ -20,6 +20,7 @@ from shardwright.ir.ops import (
     Merge,
     Mul,
     Roll,
+    Rotary,
     Slice,
     Split,
     Start,
@@ -33,7 +34,7 @@ from shardwright.ir.program import Carry, Func, Let, Loop, Program, Scope, SetSt
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import DType, Partial, Reduction, TensorType
 from shardwright.ir.verification.verifier import Level
-from shardwright.ir.walk import captured, names_read, rename_operands, states_set
+from shardwright.ir.walk import captured, names_read, operand_names, rename_operands, states_set
 from shardwright.passes.base import Pass
 from shardwright.passes.memory.entering_batch import rename_dims
 from shardwright.passes.memory.micro_batches import RowCheck
@@ -356,6 +357,9 @@ class _Body:
         changed = {*stages.renamed, stages.layers}
         operands = tuple(Number(o.text) if isinstance(o, Number) and o.size_of in changed else o for o in let.operands)
         operation = rename_dims(let.operation, stages.renamed)
+        frequencies = operand_names(let.operands[2:]) if isinstance(operation, Rotary) else ()
+        if any(stages.stage in self.known[name].dims for name in frequencies):
+            raise no_pipeline("the layers turn pairs by frequencies of their own", let.span)
         if isinstance(operation, Update) and not operation.wrap and operands[0] in self.kept:
             beyond = Number(str(kinds[0].shape.size(operation.dim)))
             operands = (*operands[:2], self._unless_idle(inner, operands[2], beyond, slot))

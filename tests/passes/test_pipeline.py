@@ -170,6 +170,12 @@ def test_state_without_layers_or_rows() -> None:
         staged(program(LAYERS.replace("mean: f32 NBE", "mean: f32 BE")), 2, 1)
 
 
+def test_frequencies_of_each_layer_are_refused() -> None:
+    imported = import_model(transformers_config("gemma3").to_dict(), "ws2d", Mesh.of(x=2), 4, 3, DType.F32, cache=6)
+    with pytest.raises(DiagnosticError, match="the layers turn pairs by frequencies of their own"):
+        staged(elaborate(parse(Source("gemma3", imported.text))), 2)
+
+
 def test_what_stages_send_each_other() -> None:
     """In each round of M + P - 1 the hidden states of one micro-batch, and at the end the last stage's."""
     made = staged(program(LAYERS), 4, 8)
