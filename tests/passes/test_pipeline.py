@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.checkpoints import transformers_config
+from oracles.gradients import check_gradients
 from oracles.rewritten_programs import printed
 from program_text import program
 
@@ -192,6 +193,12 @@ def test_what_runs(to: str, stages: int, batches: int, tmp_path: Path, shardwrig
     path.write_text(printed(staged(program(LAYERS), stages, batches)))
     done = shardwright("run", path, "--to", to)
     assert done.status == 0, done.err
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_gradients_go_back_through_the_stages(batches: int) -> None:
+    text = FEEDFORWARD.replace("N=64 E=4096 F=16384", "N=4 E=8 F=16").replace("x=4", "x=2").replace("bf16", "f32")
+    check_gradients(staged(program(text), 2, batches))
 
 
 def test_generation(checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]) -> None:
