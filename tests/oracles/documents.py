@@ -189,7 +189,8 @@ def _passes() -> str:
 
 def _section(name: str) -> str:
     text = _prose(inspect.getdoc(PASSES[name]) or "")
-    options = ", ".join(f"`{field.name}={_default(field)}`" for field in dataclasses.fields(PASSES[name]))
+    fields = dataclasses.fields(PASSES[name])
+    options = ", ".join(f"`{field.name.replace('_', '-')}={_default(field)}`" for field in fields)
     text += f"\nOptions: {options}.\n" if options else ""
     for path in sorted(PROGRAMS.glob(f"{name}.*shard")):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
