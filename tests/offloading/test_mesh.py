@@ -72,7 +72,19 @@ def test_two_processes_are_two_chips(checkpoint: Callable[..., Path], tmp_path: 
         assert each["peak"]["host"] == pytest.approx(alone_read["host"] / 2, rel=0.1)
 
 
-MODELS = ["llama-grouped", "mixtral", "qwen2", "gpt2", "gptj", "gemma", "falcon-grouped", "phi", "gpt-neox"]
+MODELS = [
+    "llama-grouped",
+    "mixtral",
+    "qwen2",
+    "opt",
+    "gpt2",
+    "gptj",
+    "gemma",
+    "falcon",
+    "falcon-grouped",
+    "phi",
+    "gpt-neox",
+]
 
 
 @pytest.mark.slow
