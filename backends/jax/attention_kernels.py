@@ -167,9 +167,9 @@ def attend_on_tpu(
             column = jnp.where(none, -jnp.inf, greatest[...] + jnp.log(whole))
             lse[...] = jnp.sum(jnp.where(diagonal, column, 0), 0, keepdims=True)
 
-    def results():  # they vary over all axes that something here varies over
-        varying = sum(jnp.ravel(x)[0].astype(jnp.float32) for x in (q, k, v, t, to, since))
-        return jnp.full((N, M, W), varying, v.dtype), jnp.full((N, 1, M), varying)
+    def results():  # they vary over all axes that what they are made of varies over, the logarithm not over those of v
+        scored = sum(jnp.ravel(x)[0].astype(jnp.float32) for x in (q, k, t, to, since))
+        return jnp.full((N, M, W), scored + jnp.ravel(v)[0], v.dtype), jnp.full((N, 1, M), scored)
 
     shapes = jax.eval_shape(results)
     seen, read = seen or (sizes[positions],) * 2

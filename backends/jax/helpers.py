@@ -44,10 +44,10 @@ def attend_in_blocks(
     n = (len(t) - 1) // block
     first = len(t) - n * block
     if n:
-        # False, and varying over all axes that something here varies over. What varies over fewer becomes so here:
-        # within a block its gradient would be summed over chips of which some pass the block over.
+        # False, and varying over all axes that something of the scores varies over. What varies over fewer becomes so
+        # here: within a block its gradient would be summed over chips of which some pass the block over.
         no = functools.reduce(jnp.logical_or, (
-            jnp.ravel(x)[0].astype(bool) & False for x in (q, k, v, t, last, length, window) if x is not None))
+            jnp.ravel(x)[0].astype(bool) & False for x in (q, k, t, last, length, window) if x is not None))
         q, k, v = (jnp.where(no, 0, x) for x in (q, k, v))
 
     def further(carry, part):

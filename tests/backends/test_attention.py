@@ -63,16 +63,18 @@ class Case:
     def program(
         self, splits: Mapping[str, str] | None = None, *, lse: bool = False, mesh: str = "x=2 y=2", dtype: str = "f32"
     ) -> Program:
-        """`splits` are the axes that split dimensions of keys and values; over T's a partial softmax is demanded."""
+        """`splits` are the axes that split dimensions of keys and values, W's the width of values; over T's a partial
+        softmax is demanded."""
         splits = splits or {}
         rows = self.dims.replace("D", "")
         cache, own = ("".join(f"{d}_{splits[d]}" if d in splits else d for d in dims) for dims in ("BTK", rows))
+        width = f"{self.width}_{splits['W']}" if "W" in splits else self.width
         demanded = f": {dtype} {own}{self.width}(partialsoftmax-{splits['T']})" if "T" in splits else ""
-        params = [f"q: {dtype} {self.dims}", f"k: {dtype} {cache}D", f"v: {dtype} {cache}{self.width}"]
+        params = [f"q: {dtype} {self.dims}", f"k: {dtype} {cache}D", f"v: {dtype} {cache}{width}"]
         params += [f"{name}: int32 {'' if layout == 'scalar' else layout}" for name, layout in self.given.items()]
         operands = ["q", "k", "v", *(f"{name}={name}" for name in self.given)]
         dims = " ".join(f"{name}={size}" for name, size in SIZES.items())
-        kinds = [f"{dtype} {rows}{self.width}", *([f"f32 {rows}"] if lse else [])]
+        kinds = [f"{dtype} {rows}{width}", *([f"f32 {rows}"] if lse else [])]
         return program(
             f"mesh {mesh}\ndim {dims}\nfunc f({', '.join(params)}) -> ({', '.join(kinds)}) {{\n"
             f"  o{demanded}{', s' if lse else ''} ="
@@ -164,6 +166,10 @@ def test_jax(name: str, blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     close(results[0], wanted[0], 1e-5)
     close(results[1], wanted[1], 1e-5)
     close(run_program(explicit(case.program({"T": "x", "K": "y"})), "f", arrays)[0][0], wanted[0], 1e-5)
+    for lse in (False, True):  # each chip has scores of its own, the same as those of others
+        results = run_program(explicit(case.program({"W": "x", "K": "y"}, lse=lse)), "f", arrays)[0]
+        for found, expected in zip(results, wanted, strict=False):
+            close(found, expected, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +181,12 @@ def test_gradients_under_jax(name: str, blocks: bool, lse: bool, monkeypatch: py
     if blocks:
         small_blocks(monkeypatch)
     check_gradients(CASES[name].program(lse=True) if lse else CASES[name].program({"T": "x", "K": "y"}))
+
+
+@pytest.mark.parametrize("name", ["plain", "all"])
+def test_gradients_where_the_width_of_values_is_split(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_blocks(monkeypatch)
+    check_gradients(CASES[name].program({"W": "x", "K": "y"}, lse=True))
 
 
 @pytest.mark.parametrize("together", [1 << 24, 20])
