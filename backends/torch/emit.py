@@ -158,7 +158,7 @@ class _Function:
         self.sizes = program.sizes(func)
         self.taken = {check_identifier(name) for name in names_of(func)} | _RESERVED | {f.name for f in program.funcs}
         values = (*program.weights, *program.state, *func.params)
-        self.dtypes: dict[str, DType] = {value.name: value.concrete.dtype for value in values}
+        self.kinds = {value.name: value.concrete for value in values}
         self.state = program.state_names
         check_identifier(func.name)
         views: dict[str, _View] = {}
@@ -234,7 +234,7 @@ class _Function:
 
     def emit(self, statements: Sequence[Statement], views: dict[str, _View], indent: str) -> None:
         for statement in statements:
-            self.dtypes |= {value.name: value.concrete.dtype for value in statement.results}
+            self.kinds |= {value.name: value.concrete for value in statement.results}
             with placed(statement.span):
                 match statement:
                     case Let():
@@ -262,7 +262,7 @@ class _Function:
             first = self.far_alone(views[carry.initial])
             code = f"{first.code}.clone()" if first.live else first.code
             name = self.python(carry.value.name)
-            self.dtypes[carry.value.name] = carry.value.concrete.dtype
+            self.kinds[carry.value.name] = carry.value.concrete
             self.body += assigned(name, code, str(carry.value.concrete), indent)
             inner[carry.value.name] = _View(name, carry.value.concrete.names, len(self.loops) + 1, first.kind)
         self.body.append(f"{indent}for {trip} in range({self.sizes[loop.dim]}):")
@@ -271,7 +271,7 @@ class _Function:
         if loop.index is not None:
             name = self.python(loop.index)
             self.body.append(f"{deeper}{name} = torch.tensor({trip}, dtype=torch.int32, device=run.device)")
-            self.dtypes[loop.index] = DType.INT32
+            self.kinds[loop.index] = TensorType(DType.INT32, (), ())
             inner[loop.index] = _View(name, (), len(self.loops))
         for name in states_set(loop.body):
             self.versions[name] += 1
@@ -366,8 +366,9 @@ class _Function:
                 Code(self.near(views[operand], operand, kept=isinstance(operation, _VIEWS))),
                 self.here(views[operand]).names,
             )
-            extents = [self.sizes[name] for name in names]
-            args.append(NamedTensor(cast("Tensor", code), names, self.dtypes[operand], None, extents))
+            kind = self.kinds[operand]
+            extents = [kind.shape.size(name) for name in names]
+            args.append(NamedTensor(cast("Tensor", code), names, kind.dtype, None, extents))
 
         def named(value: Code, *wishes: str) -> Any:
             made = [self.fresh(wish) for wish in wishes]

@@ -127,6 +127,25 @@ def test_random_programs() -> None:
                 assert not text, f"random program {seed}, {func.name}: {text}\n{drawn.text()}"
 
 
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ("lookup[F, wrap=true](iota[F, 7](), at)", [3, 6, 0, 1]),
+        ("update[F](iota[F, 4](), at, 2)", [0, 1, 3, 6]),
+        ("update[F, wrap=true](iota[F, 5](), at, 3)", [7, 8, 2, 3, 6]),
+        ("update[F](iota[F, 15](), at, 12)", [*range(12), 3, 6, 7]),
+    ],
+)
+def test_extents_that_are_not_the_declared_sizes(body: str, wanted: list[int]) -> None:
+    text = f"dim F=12 D=4 G={len(wanted)}\nfunc f(at: int32 D) -> int32 G {{\n  y = {body}\n"
+    module = load_module(
+        emit(explicit(program(f"{text}  return rename[{'D' if 'lookup' in body else 'F'} -> G](y)\n}}")))
+    )
+    run = module.Run()
+    assert module.f(run, {}, {}, torch.tensor([3, 6, 7, 8])).tolist() == wanted
+    run.close()
+
+
 ONE = "dim B=2 E=4\nweights { w: f32 E on disk }\nfunc f(x: f32 BE) -> f32 BE {\n  y = x * w\n  return y\n}\n"
 
 
