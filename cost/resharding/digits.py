@@ -57,7 +57,7 @@ def digits_between(
     fitting: list[list[Movement]] = []
     for axes in _choices(work, source, target, mesh):
         placed = room.place(axes)
-        operations = None if placed is None else work.movements(placed)
+        operations = None if placed is None else work.movements(room.with_single(placed, work))
         if operations is not None and (room.for_all or _in_place_throughout(operations, source, mesh, orders)):
             fitting.append(operations)
             if topology is None:
@@ -153,10 +153,6 @@ class AxisRoles:
     def movements(self, temporary: Mapping[str, str]) -> list[Movement]:
         """The joint movements, in their order, with these temporary splits."""
 
-        shared = next((temporary[axis] for axis in self.reduced if axis in temporary), None)
-        if shared is not None:  # axes of one chip go along, rather than make an all-reduce of their own
-            temporary = {**dict.fromkeys(self.single, shared), **temporary}
-
         def parked(axes: Iterable[str]) -> dict[str, str]:
             return {axis: temporary[axis] for axis in axes if axis in temporary}
 
@@ -201,6 +197,8 @@ class DigitRoom:
     """In which order others take further digits."""
     whole: str | None = None
     """The dimension that nothing splits on the way: the last one of a partial softmax."""
+    pinned: frozenset[str] = frozenset()
+    """The dimensions that take no further digit, not even that of an axis of one chip."""
 
     @staticmethod
     def of(
@@ -222,8 +220,9 @@ class DigitRoom:
             left[dim.name] = 1 if remainder or dim.name in pinned else free
         whole = kind.names[-1] if kind.is_pair else None
         return DigitRoom(
-            mesh, orders, left, for_all, frozenset(ordered), tuple(mesh if others is None else others), whole
-        )
+            mesh, orders, left, for_all, frozenset(ordered), tuple(mesh if others is None else others), whole,
+            frozenset(pinned),
+        )  # fmt: skip
 
     def takes(self, dim: str, axes: Iterable[str]) -> bool:
         """Tells whether these axes may split the dimension on the way."""
@@ -236,6 +235,15 @@ class DigitRoom:
         for dim, order in self.orders.items():
             orders[dim] = (*order, *(a for a in self.others if a not in order and self.takes(dim, (a,))))
         return replace(self, orders=orders, for_all=False)
+
+    def with_single(self, placed: dict[str, str], work: AxisRoles) -> dict[str, str]:
+        """The temporary splits with those of axes of one chip, which go along rather than make an all-reduce of their
+        own; not where the author has said all digits of the dimension."""
+        shared = next((placed[axis] for axis in work.reduced if axis in placed), None)
+        if shared is None:
+            return placed
+        along = [axis for axis in work.single if shared not in self.pinned or axis in self.orders[shared]]
+        return {**dict.fromkeys(along, shared), **placed}
 
     def place(self, axes: Sequence[str]) -> dict[str, str] | None:
         """A dimension for each of the axes, the first that works, or None where they do not fit together."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from program_text import program
+
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.text.format import format_module
@@ -9,6 +12,7 @@ from shardwright.ir.text.parser import parse
 from shardwright.ir.text.unparse import unparse
 from shardwright.ir.verification.verifier import Level, verify
 from shardwright.passes.compiling.insert_moves import InsertMoves
+from shardwright.passes.pipelines import explicit
 
 
 def moved(dims: str, *statements: str) -> list[str]:
@@ -43,6 +47,35 @@ def test_replicas_share_a_reduction_where_a_dimension_has_room() -> None:
 
 def test_a_pinned_order_takes_no_further_digit() -> None:
     assert moved("B=8 order E=16 F=16 order x", *TO_F)[:1] == ["k: bf16 BF_x = reduce_scatter[x -> F](h)"]
+
+
+@pytest.mark.parametrize(
+    ("order", "reduced"),
+    [
+        ("", ["reduce_scatter[xz -> B](a)", "all_gather[xyz](a_reduced_scattered)"]),
+        (
+            "order x y",
+            [
+                "reduce_scatter[x -> B](a)",
+                "all_reduce[z](a_reduced_scattered)",
+                "all_gather[xy](a_reduced_reduced)",
+            ],
+        ),
+    ],
+)
+def test_an_axis_of_one_chip_is_a_further_digit_too(order: str, reduced: list[str]) -> None:
+    text = f"""
+mesh x=2 y=2 z=1
+dim B=8 {order}
+func f(v: f32 B) -> f32 B {{
+  a: f32 B_y(partialsum-xz) = v
+  return a
+}}
+"""
+    made = explicit(program(text))
+    verify(program(repr(made)), Level.EXPLICIT)
+    lines = [line.partition("= ")[2] for line in repr(made).splitlines() if "  a_reduced" in line]
+    assert lines == reduced
 
 
 def test_each_plan_sees_the_digits_of_those_before_it() -> None:
