@@ -12,7 +12,7 @@ from shardwright.backends.jax.module_files import load_module
 from shardwright.compiling.compile_program import Compiled, compile_program, print_program, tolerance
 from shardwright.explaining.explain import explain_text
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
-from shardwright.tracing.trace import Trace, trace
+from shardwright.tracing.trace import Trace, is_key, trace
 
 
 class Optimized:
@@ -38,7 +38,8 @@ class Optimized:
         if self._tables:
             results, _ = results
         leaves = results if isinstance(results, tuple | list) else (results,)
-        return jax.tree_util.tree_unflatten(self._results, leaves)
+        shapes, tree = jax.tree_util.tree_flatten(self._results)  # of formats that the language keeps wider, too
+        return tree.unflatten([leaf.astype(shape.dtype) for leaf, shape in zip(leaves, shapes, strict=True)])
 
     def lower(self, *args: Any) -> Any:
         """JAX's `lower` of the function as it runs, for `compile` and its text."""
@@ -65,7 +66,9 @@ class Optimized:
         leaves, tree = jax.tree_util.tree_flatten(tuple(args))
         if tree != self._arguments:
             raise ValueError(f"arguments are {tree}, and the function was optimized for {self._arguments}")
-        return leaves
+        if self.is_plain:
+            return leaves
+        return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves]
 
     def __repr__(self) -> str:
         return print_program(self.compiled.program)
@@ -100,7 +103,19 @@ def optimize(
         kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
         mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=devices)
     traced = trace(function, args, mesh=dict(mesh.shape))
-    if not traced.largest_relative_difference <= tolerance(traced.program):
+    if traced.not_compared:
+        raise fault("not-compared", f"the traced program was not compared: {traced.not_compared}", NOWHERE,
+                    "give smaller example arguments")  # fmt: skip
+    require_the_function(traced)
+    compiled = compile_program(traced.program, objective=objective, chip=chip, solver=solver)
+    results = jax.eval_shape(function, *args)
+    made = Optimized(traced, compiled, mesh, (jax.tree_util.tree_structure(tuple(args)), results))
+    return made.unless_plain_receives_less(function, _over(mesh, args)) if objective == "bytes" else made
+
+
+def require_the_function(traced: Trace) -> None:
+    """Raises a `DiagnosticError` where the program and the function were compared and differ."""
+    if not traced.not_compared and not traced.largest_relative_difference <= tolerance(traced.program):
         raise fault(
             "not-the-function",
             f"the traced program differs from the function by {traced.largest_relative_difference:.1e}, relative to "
@@ -108,10 +123,6 @@ def optimize(
             NOWHERE,
             "give example arguments that are typical: integers are drawn between their least and greatest",
         )
-    compiled = compile_program(traced.program, objective=objective, chip=chip, solver=solver)
-    results = jax.tree_util.tree_structure(jax.eval_shape(function, *args))
-    made = Optimized(traced, compiled, mesh, (jax.tree_util.tree_structure(tuple(args)), results))
-    return made.unless_plain_receives_less(function, _over(mesh, args)) if objective == "bytes" else made
 
 
 def _over(mesh: Any, args: Sequence[Any]) -> Any:

@@ -126,8 +126,8 @@ def advise(
         return func.bytes_received, func.collectives
 
     sizes = mesh if isinstance(mesh, Mapping) or mesh is None else {str(a): int(n) for a, n in mesh.shape.items()}
-    received, collectives = measured(function)
     traced = trace(function, args, mesh=sizes)
+    received, collectives = measured(function)
     compiled = compile_program(traced.program, validate=False, objective="bytes", chip=chip)
     (func,) = compiled.program.funcs
     best = bytes_received(compiled.program, func)

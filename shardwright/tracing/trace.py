@@ -156,7 +156,8 @@ def _trace(
     except Exception as error:
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         reason = f"JAX cannot trace {name or _name(function)} at its example arguments: {said}"
-        raise untraceable(reason, place_of(error)) from error
+        explicit = "a mesh with axis_types=(AxisType.Auto,) * n leaves shardings between arguments open"
+        raise untraceable(reason, place_of(error), *([explicit] if "ShardingTypeError" in said else [])) from error
 
     if stated is not None:
         traced = stated.on(traced, same_sizes=not is_smaller)
@@ -338,12 +339,14 @@ def _rounds(traced: TracedFunction) -> bool:
     return bool({"bfloat16", "float16"}.intersection(variable.dtype for variable in _variables(traced.graph)))
 
 
+def is_key(leaf: Any) -> bool:
+    """Tells whether it is an array of typed keys of random numbers, as `jax.random.key` gives."""
+    return str(getattr(leaf, "dtype", "")).startswith("key<")
+
+
 def _without_keys(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
     """The function of the two numbers that each key of random numbers among its arguments is made of."""
     import jax
-
-    def is_key(leaf: Any) -> bool:
-        return str(getattr(leaf, "dtype", "")).startswith("key<")
 
     leaves, tree = jax.tree_util.tree_flatten(tuple(args))
     keys = [is_key(leaf) for leaf in leaves]

@@ -24,6 +24,14 @@ DTYPES = {
     "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
 }  # fmt: skip
 
+_WRAPPED = {"uint8": (0, 256), "int16": (-32768, 65536)}
+"""Of formats that are kept as int32 the least number and how many there are: arithmetic wraps around."""
+
+_MAY_OVERFLOW = frozenset({
+    "add", "add_any", "sub", "mul", "neg", "abs", "square", "integer_pow", "convert_element_type", "reduce_sum",
+    "cumsum", "reduce_prod", "cumprod", "dot_general",
+})  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ProgramValue:
@@ -210,6 +218,19 @@ class GraphWriter:
                 raise refusal(application, "has no counterpart in the language")
             rule(self, application)
             note(self, application)
+            if application.primitive in _MAY_OVERFLOW:
+                for result in application.results:
+                    self._wrap(result)
+
+    def _wrap(self, result: Variable) -> None:
+        """Brings a number of a format that the language has not, and which is kept wider, into that format's range."""
+        value = self.values[result.number]
+        if result.dtype not in _WRAPPED or value.is_number:
+            return
+        least, count = _WRAPPED[result.dtype]
+        above = f"({value.text} + {-least})" if least else value.text
+        text = self.write(value.text, f"{value.text} - {above} / {count} * {count}")
+        self.values[result.number] = ProgramValue(text, value.axes, value.order)
 
 
 def number(value: float) -> str:
@@ -351,6 +372,8 @@ def _function(traced: TracedFunction, writer: GraphWriter) -> tuple[list[str], l
         names.append(name)
         typed.append(f"{name}: {writer.type(variable.dtype, slots, edge.axes, addends=edge.addends)}")
         _enter(writer, variable, _before_loops(writer, name, variable.dtype, slots, edge.axes), slots)
+    if not graph.results:
+        raise untraceable(f"{traced.name} returns no array", "", "return what is to be computed")
     writer.apply(graph)
     results: list[str] = []
     types: list[str] = []

@@ -224,3 +224,14 @@ def test_the_command(shardwright: Callable[..., Outcome], tmp_path: Path) -> Non
     done = shardwright("trace", f"{file}:model", "-o", out)
     assert done.status == 1
     assert "model" in done.err
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2), nn.AvgPool2d(3, 2, 1, count_include_pad=False)],
+    ids=str,
+)
+def test_pools(module: nn.Module) -> None:
+    traced = trace(module.eval(), (torch.randn(2, 3, 8, 8),))
+    assert traced.largest_relative_difference < 1e-6
+    assert traced.opaque in (("reduce_window_max",), ("reduce_window_sum",))

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shardwright.tracing.aten.table import OPERATIONS, dims_of, dtype_of, op
 
@@ -218,7 +219,7 @@ def _pooled(a: Any, size: Any, stride: Any, padding: Any, rank: int, first: floa
     )
     lead = [1] * (a.ndim - rank)
     return jax.lax.reduce_window(
-        a, jnp.asarray(first, a.dtype), function, (*lead, *sizes), (*lead, *steps),
+        a, np.asarray(first, a.dtype)[()], function, (*lead, *sizes), (*lead, *steps),
         [(0, 0)] * len(lead) + [(edge, edge) for edge in edges],
     )  # fmt: skip
 

@@ -33,11 +33,15 @@ _ELEMENTWISE = {
     "silu": "silu({})", "gelu": "gelu({})", "gelu_tanh": "gelu[form=tanh]({})", "relu": "relu({})", "div": "{} / {}",
     "logical_or": "logical_or({}, {})", "lt_to": "less({}, {})", "le_to": "less_equal({}, {})",
 }  # fmt: skip
-_ON_INTEGERS = {
-    "abs": "maximum({0}, -{0})",
-    "div": "(1 - 2 * convert[{dt}](less({0}, 0))) * (maximum({0}, -{0}) / {1})",
-    "rem": "{0} - (1 - 2 * convert[{dt}](less({0}, 0))) * (maximum({0}, -{0}) / {1}) * {1}",
-}
+# A quotient of integers rounds towards 0 in JAX and down in the language.
+_QUOTIENT = "({0} + convert[{dt}](less({0}, 0)) * ({1} - 1)) / {1}"
+_OF_ANY_SIGN = (
+    "({0} / {1} + convert[{dt}](logical_and(logical_not(equal({0} / {1} * {1}, {0})),"
+    " logical_not(equal(less({0}, 0), less({1}, 0))))))"
+)
+_ON_INTEGERS = {"abs": "maximum({0}, -{0})", "div": _QUOTIENT, "rem": f"{{0}} - {_QUOTIENT} * {{1}}"}
+_ON_SIGNS = {"div": _OF_ANY_SIGN, "rem": f"{{0}} - {_OF_ANY_SIGN} * {{1}}"}
+"""Where the divisor may be negative."""
 _ON_UNSIGNED = {"abs": "{0}", "div": "{0} / {1}", "rem": "{0} - ({0} / {1}) * {1}"}
 _ON_FLOATS = {
     "abs": "abs({})",
@@ -130,6 +134,12 @@ def _table_rule(w: GraphWriter, op: Application) -> None:
     dtype = dtype_of(op.operands[0].dtype)
     is_float = "f" in dtype
     table = _ON_FLOATS if is_float else _ON_UNSIGNED if dtype.startswith("u") else _ON_INTEGERS
+    if table is _ON_INTEGERS and op.primitive in _ON_SIGNS:
+        above, below = (range_of(w, operand) for operand in op.operands)
+        if below is None or below[0] < 0:
+            table = _ON_SIGNS
+        elif above is not None and above[0] >= 0:
+            table = _ON_UNSIGNED
     template = table.get(op.primitive) or _BITWISE.get(op.primitive) or _ELEMENTWISE[op.primitive]
     if op.primitive in _BITWISE and dtype != "bool":
         raise refusal(op, f"of {dtype} works on bits, which the language has no operation for")

@@ -10,8 +10,11 @@ from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, Variable
 from shardwright.tracing.rules.elementwise import same
 from shardwright.tracing.rules.shapes import cut, looked_up, of_one
-from shardwright.tracing.rules.table import do, rule
+from shardwright.tracing.rules.table import RULES, do, rule
 from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, refusal
+
+_LAST = {"int32": -1, "int8": -1, "int4": -1, "uint32": 2**32 - 1}
+"""The number from which the order of integers is turned round without leaving their range."""
 
 
 def _component(w: GraphWriter, op: Application, indices: Operand, k: int) -> Operand:
@@ -23,7 +26,10 @@ def _component(w: GraphWriter, op: Application, indices: Operand, k: int) -> Ope
         return Constant(indices.value, shape[:-1], indices.dtype)
     part = do(w, op, ("part", k), "slice", [indices], [*shape[:-1], 1], indices.dtype, start_indices=starts,
                limit_indices=limits, strides=None)  # fmt: skip
-    return do(w, op, ("index", k), "reshape", [part], shape[:-1], indices.dtype)
+    made = do(w, op, ("index", k), "reshape", [part], shape[:-1], indices.dtype)
+    if indices.dtype != "uint32":
+        return made
+    return do(w, op, ("signed", k), "convert_element_type", [made], shape[:-1], "int32")
 
 
 def _row_by_row(w: GraphWriter, indices: Operand, size: int) -> int | None:
@@ -369,12 +375,15 @@ def _top_k(w: GraphWriter, op: Application) -> None:
     target = w.slot((op.results[0].number, "best"), k) if made[0][axis] is None else made[0][axis]
     w.dimensions.hint(target, "C", 6)
     names = [w.fresh("best"), w.fresh("best_ids")]
-    sign = "-" if op.params.get("least") else ""
-    w.line(f"{', '.join(names)} = topk[{w.name(slot)} -> {w.name(target)}, k={k}]({sign}{value.text})")
+    # The least is the greatest of what falls as the numbers rise: of integers one that does not wrap around.
+    dtype = dtype_of(operand.dtype)
+    falling = "{}" if not op.params.get("least") else "-{}" if "f" in dtype else f"{_LAST[dtype]} - {{}}"
+    w.line(f"{', '.join(names)} = topk[{w.name(slot)} -> {w.name(target)}, k={k}]({falling.format(value.text)})")
     axes = (*value.axes[:axis], target, *value.axes[axis + 1 :])
     order = tuple(target if find(s) == find(slot) else s for s in value.order)
     for j, (name, result) in enumerate(zip(names, op.results, strict=True)):
-        made_value = ProgramValue(w.write(name, f"-{name}") if sign and j == 0 else name, axes, order)
+        back = falling != "{}" and j == 0
+        made_value = ProgramValue(w.write(name, falling.format(name)) if back else name, axes, order)
         if k == 1:
             made_value = cut(w, made_value, axis, (0, 1), None)
         w.values[result.number] = made_value
@@ -388,7 +397,13 @@ def _sort(w: GraphWriter, op: Application) -> None:
         raise refusal(op, "sorts by several keys", "sort by one key")
     ids = Variable((op.results[0].number, "ids"), key.shape, "int32")
     params = {"k": key.shape[axis], "axis": axis, "least": True}
-    _top_k(w, Application("top_k", (key,), params, (op.results[0], ids), op.place))
+    if key.dtype == "bool":
+        wide = do(w, op, ("wide", 0), "convert_element_type", [key], key.shape, "int32")
+        least = Variable((op.results[0].number, "least"), key.shape, "int32")
+        _top_k(w, Application("top_k", (wide,), params, (least, ids), op.place))
+        RULES["convert_element_type"](w, Application("convert_element_type", (least,), {}, op.results[:1], op.place))
+    else:
+        _top_k(w, Application("top_k", (key,), params, (op.results[0], ids), op.place))
     for operand, result in zip(others, op.results[1:], strict=True):
         value, index = w.whole(operand), w.value(ids)
         for d, (a, b, c) in enumerate(zip(value.axes, w.axes(result), index.axes, strict=True)):
