@@ -96,7 +96,8 @@ class StateNumbering:
             alone = np.ones(self.radix, np.bool_)
             alone[SUM] = shape.dtype is not DType.BOOL
             for dim in shape.dims:
-                alone[self.number_of_dim(dim.name)] = dim.size % size == 0 and allowed(dim.name, axis)
+                divides = math.gcd(dim.size, declared[dim.name]) % size == 0
+                alone[self.number_of_dim(dim.name)] = divides and allowed(dim.name, axis)
             ok &= alone[digits[:, i]]
         if len(self.mesh) == 1:
             return ok

@@ -58,7 +58,11 @@ def digits_between(
     for axes in _choices(work, source, target, mesh):
         placed = room.place(axes)
         operations = None if placed is None else work.movements(room.with_single(placed, work))
-        if operations is not None and (room.for_all or _in_place_throughout(operations, source, mesh, orders)):
+        if (
+            operations is not None
+            and room.divides(operations, source)
+            and (room.for_all or _in_place_throughout(operations, source, mesh, orders))
+        ):
             fitting.append(operations)
             if topology is None:
                 break
@@ -197,6 +201,8 @@ class DigitRoom:
     """In which order others take further digits."""
     whole: str | None = None
     """The dimension that nothing splits on the way: the last one of a partial softmax."""
+    declared: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The sizes that all axes of a dimension have to divide together, of those whose values here are of others."""
     pinned: frozenset[str] = frozenset()
     """The dimensions that take no further digit, not even that of an axis of one chip."""
 
@@ -221,8 +227,18 @@ class DigitRoom:
         whole = kind.names[-1] if kind.is_pair else None
         return DigitRoom(
             mesh, orders, left, for_all, frozenset(ordered), tuple(mesh if others is None else others), whole,
-            frozenset(pinned),
+            {dim.name: shared[dim.name] for dim in kind.dims if shared and dim.name in shared}, frozenset(pinned),
         )  # fmt: skip
+
+    def divides(self, operations: Iterable[Movement], source: TensorType) -> bool:
+        """Tells whether all axes that split a dimension on the way, together, divide its declared size."""
+        kind = source
+        for operation in operations:
+            kind = type_after(operation, kind)
+            for dim, axes in zip(kind.names, kind.splits, strict=True):
+                if self.declared.get(dim, 0) % self.mesh.product(axes):
+                    return False
+        return True
 
     def takes(self, dim: str, axes: Iterable[str]) -> bool:
         """Tells whether these axes may split the dimension on the way."""

@@ -78,6 +78,22 @@ func f(v: f32 B) -> f32 B {{
     assert lines == reduced
 
 
+def test_parts_are_split_over_what_divides_the_declared_size() -> None:
+    """Four of six would be divided by four chips; the type that says so could not be read."""
+    text = """
+mesh x=2 y=2
+dim A=8 E=6 W=6
+func f(v: int8 A) -> int32 E {
+  best, ids: int32 E_y(partialsum-x) = topk[A -> E, k=4](v)
+  i = iota[W]()
+  c = lookup[E](ids, i)
+  d: int32 E_x = rename[W -> E](c)
+  return d
+}
+"""
+    verify(program(repr(explicit(program(text)))), Level.EXPLICIT)
+
+
 def test_each_plan_sees_the_digits_of_those_before_it() -> None:
     """B=2 has room for z, which the first plan takes, or for y, which the second one would."""
     program = elaborate(
