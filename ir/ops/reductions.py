@@ -114,6 +114,8 @@ class Argmax(Operation):
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         require_dims(self.keyword, args[0], [self.dim])
+        if args[0].tensor.dtype is DType.BOOL:
+            raise misuse("dtype-mismatch", f"argmax of bool: convert it first, convert[int32]({args[0].text})")
         return (Shape(DType.INT32, tuple(dim for dim in args[0].tensor.dims if dim.name != self.dim)),)
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:

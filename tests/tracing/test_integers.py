@@ -61,8 +61,24 @@ def test_sorts(dtype: Any) -> None:
     check(lambda a: (jnp.sort(a), jnp.argsort(a), lax.top_k(a, 3)), whole_range(dtype))
 
 
-def test_bools_are_sorted() -> None:
-    check(lambda a: (jnp.sort(a), jnp.argsort(a)), np.array([True, False, True, True, False]))
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int8, np.uint8])
+def test_the_least_and_the_greatest(dtype: Any) -> None:
+    check(lambda a: (jnp.max(a), jnp.min(a), jnp.argmax(a), jnp.argmin(a)), whole_range(dtype))
+
+
+def test_bools() -> None:
+    given = np.array([True, False, True, True, False])
+    check(lambda a: (jnp.sort(a), jnp.argsort(a)), given)
+    check(lambda a: (jnp.max(a), jnp.min(a), jnp.argmax(a), jnp.argmin(a)), given)
+    with pytest.raises(DiagnosticError, match="top_k chooses among bools"):
+        trace(lambda a: lax.top_k(a, 2), (given,))
+
+
+def test_the_greatest_of_one() -> None:
+    check(
+        lambda a: (jnp.argmax(a[:, :1], 1), jnp.argmin(jnp.zeros((4, 3), jnp.int32), 1) + a[:, 0]),
+        np.ones((4, 2), np.int32),
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16])

@@ -50,6 +50,13 @@ _ON_FLOATS = {
 }
 _BITWISE = {"and": "logical_and({}, {})", "or": "logical_or({}, {})", "xor": "logical_not(equal({}, {}))"}
 
+_TURNED = {"int32": -1, "int8": -1, "int4": -1, "uint32": 2**32 - 1}
+
+
+def falling(dtype: str) -> str:
+    """What falls as numbers of a format rise, and is undone by itself: of integers one that does not wrap around."""
+    return "-{}" if dtype not in _TURNED else f"{_TURNED[dtype]} - {{}}"
+
 
 def elementwise(w: GraphWriter, op: Application, template: str, operands: Sequence[Operand] | None = None) -> None:
     """Operands meet from the right, as in numpy; a dimension of size 1 is broadcast."""

@@ -8,13 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, Variable
-from shardwright.tracing.rules.elementwise import same
+from shardwright.tracing.rules.elementwise import falling, same
 from shardwright.tracing.rules.shapes import cut, looked_up, of_one
 from shardwright.tracing.rules.table import RULES, do, rule
 from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, refusal
-
-_LAST = {"int32": -1, "int8": -1, "int4": -1, "uint32": 2**32 - 1}
-"""The number from which the order of integers is turned round without leaving their range."""
 
 
 def _component(w: GraphWriter, op: Application, indices: Operand, k: int) -> Operand:
@@ -360,6 +357,8 @@ def _update_slice(w: GraphWriter, op: Application) -> None:
 @rule("top_k")
 def _top_k(w: GraphWriter, op: Application) -> None:
     operand, k = op.operands[0], op.params["k"]
+    if operand.dtype == "bool":
+        raise refusal(op, "chooses among bools", "convert them: x.astype(jnp.int32)")
     value = w.whole(operand)
     axis = len(operand.shape) - 1 if "axis" not in op.params else op.params["axis"] % len(operand.shape)
     made = [w.axes(result) for result in op.results]
@@ -375,15 +374,13 @@ def _top_k(w: GraphWriter, op: Application) -> None:
     target = w.slot((op.results[0].number, "best"), k) if made[0][axis] is None else made[0][axis]
     w.dimensions.hint(target, "C", 6)
     names = [w.fresh("best"), w.fresh("best_ids")]
-    # The least is the greatest of what falls as the numbers rise: of integers one that does not wrap around.
-    dtype = dtype_of(operand.dtype)
-    falling = "{}" if not op.params.get("least") else "-{}" if "f" in dtype else f"{_LAST[dtype]} - {{}}"
-    w.line(f"{', '.join(names)} = topk[{w.name(slot)} -> {w.name(target)}, k={k}]({falling.format(value.text)})")
+    turned = falling(dtype_of(operand.dtype)) if op.params.get("least") else "{}"
+    w.line(f"{', '.join(names)} = topk[{w.name(slot)} -> {w.name(target)}, k={k}]({turned.format(value.text)})")
     axes = (*value.axes[:axis], target, *value.axes[axis + 1 :])
     order = tuple(target if find(s) == find(slot) else s for s in value.order)
     for j, (name, result) in enumerate(zip(names, op.results, strict=True)):
-        back = falling != "{}" and j == 0
-        made_value = ProgramValue(w.write(name, falling.format(name)) if back else name, axes, order)
+        back = turned != "{}" and j == 0
+        made_value = ProgramValue(w.write(name, turned.format(name)) if back else name, axes, order)
         if k == 1:
             made_value = cut(w, made_value, axis, (0, 1), None)
         w.values[result.number] = made_value

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, Variable
-from shardwright.tracing.rules.elementwise import same
+from shardwright.tracing.rules.elementwise import falling, same
 from shardwright.tracing.rules.table import do, rule
 from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of
 
@@ -93,12 +93,17 @@ def _reduce_sum(w: GraphWriter, op: Application) -> None:
 
 @rule("reduce_max")
 def _reduce_max(w: GraphWriter, op: Application) -> None:
-    _reduced(w, op, "max[{}]({})")
+    if op.operands[0].dtype == "bool":
+        return _reduce_or(w, op)
+    return _reduced(w, op, "max[{}]({})")
 
 
 @rule("reduce_min")
 def _reduce_min(w: GraphWriter, op: Application) -> None:
-    _reduced(w, op, "-max[{}](-{})")
+    if op.operands[0].dtype == "bool":
+        return _reduce_and(w, op)
+    turned = falling(dtype_of(op.operands[0].dtype))
+    return _reduced(w, op, turned.format(f"max[{{}}]({turned})"))
 
 
 @rule("reduce_or")
@@ -113,7 +118,15 @@ def _reduce_and(w: GraphWriter, op: Application) -> None:
 
 @rule("argmax", "argmin")
 def _argmax(w: GraphWriter, op: Application) -> None:
-    _reduced(w, op, "argmax[{}]({})" if op.primitive == "argmax" else "argmax[{}](-{})")
+    result = op.results[0]
+    if all(w.value(op.operands[0]).axes[i] is None for i in op.params["axes"]):  # the first of one, or of equals
+        none = (None,) * len(result.shape)
+        w.alias(result, ProgramValue("0", none, (), is_number=True), none)
+        return
+    dtype = dtype_of(op.operands[0].dtype)
+    turned = "1 - {}" if dtype == "bool" else falling(dtype)
+    number = "convert[int32]({})" if dtype == "bool" else "{}"
+    _reduced(w, op, f"argmax[{{}}]({number if op.primitive == 'argmax' else turned.format(number)})")
 
 
 @rule("cumsum")
