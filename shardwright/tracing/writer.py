@@ -7,6 +7,7 @@ the second time every class of dimensions has its name, and `rename` stands wher
 from __future__ import annotations
 
 from collections import Counter
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -364,10 +365,13 @@ def _function(traced: TracedFunction, writer: GraphWriter) -> tuple[list[str], l
         header.append(f"  {name}: {writer.type(variable.dtype, slots)}")
         _enter(writer, variable, name, slots)
     weights = ["weights {", *header, "}"] if header else []
+    within = Counter("_".join(edge.path[1:]) for edge in traced.inputs)
     for variable, edge in zip(graph.parameters, traced.inputs, strict=True):
         first = int(edge.path[0]) if edge.path and edge.path[0].isdigit() else len(traced.arguments)
         own = traced.arguments[first] if first < len(traced.arguments) else "x"
-        name = writer.fresh("_".join(edge.path[1:]) or own)
+        path = "_".join(edge.path[1:])
+        # Of two arguments with the same names within, and of numbered parts, the argument's own name says which.
+        name = writer.fresh(f"{own}_{path}" if path and (within[path] > 1 or path[0].isdigit()) else path or own)
         slots = _edge_axes(writer, writer.axes(variable), variable.shape)
         names.append(name)
         typed.append(f"{name}: {writer.type(variable.dtype, slots, edge.axes, addends=edge.addends)}")
