@@ -53,6 +53,16 @@ def styles(program: Program, laid: Sequence[Laid], tensor: Axes) -> dict[str, St
         for module in (name.rpartition(".")[0] for name in each.patterns(laid)):
             if made.setdefault(module, style) != style:
                 raise refused(f"{each.weight}: {module} is parallelized in two ways", "give its weights one layout")
+    parts = {COLWISE: "columns", ROWWISE: "rows"}
+    for one, other in ((COLWISE, ROWWISE), (ROWWISE, COLWISE)):
+        around = {name.rpartition(".")[0] for name, style in made.items() if style is other}
+        for module, style in made.items():
+            if style is one and module.rpartition(".")[0] not in around:
+                raise refused(
+                    f"{module} is split by {parts[one]}, and no module beside it is by {parts[other]}: the others would"
+                    " be given parts of what they take",
+                    "the layouts of megatron have styles: import --layout megatron",
+                )
     return made
 
 

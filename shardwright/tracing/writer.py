@@ -7,7 +7,6 @@ the second time every class of dimensions has its name, and `rename` stands wher
 from __future__ import annotations
 
 from collections import Counter
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

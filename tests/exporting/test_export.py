@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import Outcome
 
-from shardwright import compile_program, load
+from shardwright import compile_program, export, load, trace
 from shardwright.backends.jax.module_files import import_file
 from shardwright.exporting.vllm_flags import Heads
 from shardwright.models.weight_map import map_path, read_map
@@ -220,6 +220,27 @@ def test_another_order_than_that_of_the_mesh_is_refused_to_dtensor(shardwright: 
         f"{path}: error: w_in: blocks of w_in go to the chips by y x, and DTensor's by the order of the mesh, x y "
         "[not-exported]\nnote: declare that order of digits: dim ... order x y\n"
     )
+
+
+def test_columns_that_nothing_takes_have_no_plan() -> None:
+    """Of queries, keys and values by heads, whose values are gathered before the product that they go into."""
+    import torch
+    from torch import nn
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = (f(x).view(*x.shape[:2], -1, 8).transpose(1, 2) for f in (self.q, self.k, self.v))
+            mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+            return x + self.o(mixed.transpose(1, 2).reshape(*x.shape))
+
+    traced = trace(Attention().eval(), (torch.randn(2, 12, 32),), mesh={"data": 2, "model": 4})
+    text = export(traced.program, "dtensor", weights=traced.weight_map).text
+    assert "'q.weight': [Replicate(), Shard(0)]" in text
+    assert "# No plan for parallelize_module: k is split by columns, and no module beside it is by rows" in text
 
 
 def test_the_plan_of_transformers(shardwright: Run, imported: Callable[..., Path]) -> None:
