@@ -48,8 +48,10 @@ class SuggestedConstraint:
     @property
     def pasted(self) -> str:
         """The line of JAX."""
+        if not self.own_name:
+            return f"jax.lax.with_sharding_constraint(..., {self.spec})  # of what {self.value} gives within the line"
         assigned = f"{self.own_name} = " if self.own_name.isidentifier() else ""
-        return f"{assigned}jax.lax.with_sharding_constraint({self.own_name or self.value}, {self.spec})"
+        return f"{assigned}jax.lax.with_sharding_constraint({self.own_name}, {self.spec})"
 
 
 @dataclass(frozen=True)

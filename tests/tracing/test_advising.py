@@ -18,6 +18,7 @@ from oracles.jax_functions import FUNCTIONS
 from tracing.test_optimizing import SIZES, received, sharded
 
 from shardwright import advise
+from shardwright.explaining.advising import SuggestedConstraint
 from shardwright.tracing.capture_jax import evaluate_inlined
 
 
@@ -154,3 +155,12 @@ def test_the_command(tmp_path: Path, shardwright: Callable[..., Outcome]) -> Non
     assert f"layer: a chip receives {verdict['received_bytes'] / 1000:.3g} kB as compiled" in told
     wrong = shardwright("explain", "model.shard", "--args", "model.py:args")
     assert (wrong.status, "--args goes with FILE.py:FUNCTION" in wrong.err) == (2, True)
+
+
+def test_what_has_no_name_in_the_file_is_said() -> None:
+    within = SuggestedConstraint("select_n", "", "P('data')", "f.py:3", 64)
+    assert within.pasted == (
+        "jax.lax.with_sharding_constraint(..., P('data'))  # of what select_n gives within the line"
+    )
+    named = SuggestedConstraint("product", "h", "P('data')", "f.py:3", 64)
+    assert named.pasted == "h = jax.lax.with_sharding_constraint(h, P('data'))"
