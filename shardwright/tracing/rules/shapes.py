@@ -150,6 +150,13 @@ def _cumsum(w: GraphWriter, op: Application) -> None:
 # ------------------------------------------------------------ axes
 
 
+@rule("empty", "empty2")
+def _empty(w: GraphWriter, op: Application) -> None:
+    """What nobody has written yet, which may be any number."""
+    none = (None,) * len(op.results[0].shape)
+    w.alias(op.results[0], ProgramValue("0", none, (), is_number=True), none)
+
+
 @rule("broadcast_in_dim")
 def _broadcast(w: GraphWriter, op: Application) -> None:
     value, axes = w.value(op.operands[0]), w.axes(op.results[0])
