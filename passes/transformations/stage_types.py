@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, fault
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import DimInfo, Func, Program
 from shardwright.ir.types import Dim, TensorType, ValueType
 from shardwright.passes.memory.micro_batches import MicroBatches, check_chips, fresh_dim
@@ -68,6 +69,8 @@ class StageTypes:
         program, options = self.program, self.options
         if options.stages < 2 or options.micro_batches < 1:
             raise no_pipeline("there are two stages or more, and one micro-batch or more")
+        if not is_valid_name(options.axis):
+            raise no_pipeline(f"{options.axis} is no name of a mesh axis", NOWHERE, "one is axis=stage")
         if options.axis in program.mesh:
             raise no_pipeline(f"the mesh has an axis {options.axis} already", NOWHERE, "name another, as in axis=stage")
         names = [dim.name for dim in program.dims]

@@ -234,6 +234,8 @@ def test_the_price_is_that_of_stages_that_fill_and_drain(batches: int) -> None:
         ({}, {"stages": 1}, "pipeline: there are two stages or more, and one micro-batch or more"),
         ({}, {"micro_batches": 3}, "B=8 does not divide over 3 micro-batches"),
         ({}, {"axis": "x"}, "pipeline: the mesh has an axis x already"),
+        ({}, {"axis": "E"}, "pipeline: E is no name of a mesh axis"),
+        ({}, {"axis": "set"}, "pipeline: set is no name of a mesh axis"),
         ({}, {"dim": "G"}, "pipeline: the program has no dimension G"),
         (
             {"return y * 2.0": "return y * sum[EF](take[N, 0](w_in))"},
