@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardwright.backends.jax.edges import ProgramEdges
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 
 def dtensor_text(program: Program, mapping: WeightMap | None) -> str:
     """A module with MESH, PLACEMENTS (a placement for each mesh dimension, by the name of the parameter), and, where
-    weights are split as modules are parallelized, PLAN with the axes that it is over, in PLAN_AXES.
+    weights are split as modules are parallelized, PLAN with the axes that it is over, in PLAN_AXES. Constants that are
+    no weights of the model, as `mapping` tells, are left out.
 
     Raises a `DiagnosticError` where a dimension is split over axes in another order than that of the mesh.
     """
     mesh = program.mesh
-    laid = laid_weights(program, ProgramEdges(program), mapping)
+    kept = [value for value in program.weights if mapping is None or value.name in mapping.entries]
+    laid = laid_weights(replace(program, weights=tuple(kept)), ProgramEdges(program), mapping)
     axes = ", ".join(repr(axis) for axis in mesh)
     sizes = ", ".join(str(size) for size in mesh.values())
     comma = "," if len(mesh) == 1 else ""

@@ -33,6 +33,8 @@ class ExportedModule:
     """Example arguments as arrays of numpy."""
     examples: Any
     """The same as tensors."""
+    lifted: frozenset[str] = frozenset()
+    """The paths of tensors that the module makes itself, and that are none of its parameters or buffers."""
 
     def random_weights(self, seed: int) -> dict[str, npt.NDArray[Any]]:
         """The weights with noise on its parameters, so that none of them is all zeros or ones; buffers as they are."""
@@ -90,7 +92,8 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     fixed = {path: values[path] for path in stored if values[path].is_complex()}  # the language has no complex weights
     weights = {path: as_numpy(values[path]) for path in first.values() if path not in fixed}
     arguments = pytree.tree_map(as_numpy, tensors)
-    return ExportedModule(module, _function(program, paths, fixed), weights, arguments, tensors)
+    lifted = frozenset(program.constants).difference(name for name, _ in module.named_buffers())
+    return ExportedModule(module, _function(program, paths, fixed), weights, arguments, tensors, lifted)
 
 
 def as_numpy(tensor: Any) -> npt.NDArray[Any]:

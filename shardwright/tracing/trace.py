@@ -195,7 +195,7 @@ def _trace(
               for edge, value, type_ in zip(traced.results, _returned(text), func.results, strict=True)),
         Counter(_operations(program)), difference, seconds, weights,
         {value.name: edge.name for value, edge in zip(program.weights, traced.weights, strict=True)
-         if module is not None and (edge.members or edge.name in module.weights)},
+         if module is not None and (edge.members or edge.name in module.weights.keys() - module.lifted)},
         made.sites, tuple(made.opaque), compared_at, not_compared, stated.notes if stated else (), made.slices,
     )  # fmt: skip
 

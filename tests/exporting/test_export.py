@@ -243,6 +243,24 @@ def test_columns_that_nothing_takes_have_no_plan() -> None:
     assert "# No plan for parallelize_module: k is split by columns, and no module beside it is by rows" in text
 
 
+def test_constants_of_a_module_have_no_placements() -> None:
+    import torch
+    from torch import nn
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(3, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.up(x) * torch.tensor([1.0, -2.0, 3.0, 0.5])
+
+    traced = trace(Shifted().eval(), (torch.randn(2, 3),), mesh={"x": 2})
+    assert len(traced.program.weights) == 3
+    text = export(traced.program, "dtensor", weights=traced.weight_map).text
+    assert re.findall(r"^    '(.*)':", text, re.MULTILINE) == ["up.bias", "up.weight"]
+
+
 def test_the_plan_of_transformers(shardwright: Run, imported: Callable[..., Path]) -> None:
     path = imported("megatron")
     plan = json.loads(exported(shardwright, path, "hf-tp-plan", "plan.json"))
