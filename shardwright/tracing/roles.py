@@ -20,7 +20,7 @@ def letters(program: Program, firm: Collection[str]) -> dict[str, str]:
         wanted = [(along, "T"), (summed, "D")]
         shared = [name for name in kept if name in q and name in v]
         grouped = [name for name in q.names if name not in k and name != summed]
-        heads = _heads(program, shared)
+        heads = _heads(program, shared, _projected(program, summed, {along, *grouped}))
         if heads:
             groups = [name for name in grouped if name in _parts(program)]
             wanted.append((heads, "K" if groups else "H"))
@@ -107,13 +107,19 @@ def _parts(program: Program) -> set[str]:
     return found
 
 
-def _heads(program: Program, shared: list[str]) -> str | None:
+def _heads(program: Program, shared: list[str], projected: set[str]) -> str | None:
     """The heads among what queries, keys and values share, which projections make, unlike a batch."""
-    stored = _stored(program)
+    stored = _stored(program) | projected
     parts = _parts(program)
     return next((name for name in shared if name in parts), None) or next(
         (name for name in reversed(shared) if name in stored), shared[-1] if len(shared) > 1 else None
     )
+
+
+def _projected(program: Program, size: str, positions: set[str]) -> set[str]:
+    """The dimensions of parameters that have the size of a head and no positions: of projections, not of caches."""
+    shapes = (value.shape.names for func in program.funcs for value in func.params)
+    return {name for names in shapes if size in names and positions.isdisjoint(names) for name in names}
 
 
 def _stored(program: Program) -> set[str]:

@@ -83,3 +83,17 @@ def test_one_size_in_every_role() -> None:
     assert made.largest_relative_difference < 1e-5
     assert "attend[T, D](" in made.text
     assert {name: text.split()[1] for _, name, text in made.inputs}["k"].replace("?", "") in {"BTHD", "BTKD"}
+
+
+def test_heads_are_what_projections_make() -> None:
+    """Whatever order a product leaves them in: a batch comes with the positions, heads with the size of a head."""
+
+    def attention(p: dict[str, Any], x: Any) -> Any:
+        q, k, v = (jnp.einsum("bte,ehd->bhtd", x, p[name]) for name in "qkv")
+        return jnp.einsum("bhtd,hde->bte", jax.nn.softmax(q @ k.swapaxes(-1, -2), -1) @ v, p["o"])
+
+    weights = {name: normal(WIDTH, HEADS, SIZE) for name in "qkv"} | {"o": normal(HEADS, SIZE, WIDTH)}
+    made = trace(attention, (weights, normal(3, 5, WIDTH)))
+    sizes = {dim.name: dim.size for dim in made.program.dims}
+    assert {"B": 3, "L": 5, "H": HEADS, "D": SIZE, "T": 5}.items() <= sizes.items()
+    assert made.program.func("attention").params[-1].shape.names[:2] == ("B", "L")
