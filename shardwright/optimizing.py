@@ -38,8 +38,10 @@ class Optimized:
         if self._tables:
             results, _ = results
         leaves = results if isinstance(results, tuple | list) else (results,)
-        shapes, tree = jax.tree_util.tree_flatten(self._results)  # of formats that the language keeps wider, too
-        return tree.unflatten([leaf.astype(shape.dtype) for leaf, shape in zip(leaves, shapes, strict=True)])
+        shapes, tree = jax.tree_util.tree_flatten(self._results)
+        return tree.unflatten(
+            [_as_declared(leaf, shape, self.mesh) for leaf, shape in zip(leaves, shapes, strict=True)]
+        )
 
     def lower(self, *args: Any) -> Any:
         """JAX's `lower` of the function as it runs, for `compile` and its text."""
@@ -111,6 +113,16 @@ def optimize(
     results = jax.eval_shape(function, *args)
     made = Optimized(traced, compiled, mesh, (jax.tree_util.tree_structure(tuple(args)), results))
     return made.unless_plain_receives_less(function, _over(mesh, args)) if objective == "bytes" else made
+
+
+def _as_declared(array: Any, shape: Any, mesh: Any) -> Any:
+    """A result in the format that the function gives it, of those that the language keeps wider, or has no word for."""
+    import jax
+
+    if is_key(array) or not is_key(shape):
+        return array if is_key(array) else array.astype(shape.dtype)
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.random.wrap_key_data(jax.device_put(array, whole))
 
 
 def require_the_function(traced: Trace) -> None:

@@ -345,7 +345,8 @@ def is_key(leaf: Any) -> bool:
 
 
 def _without_keys(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """The function of the two numbers that each key of random numbers among its arguments is made of."""
+    """The function of the two numbers that each key of random numbers among its arguments is made of, and which gives
+    those of keys that it returns."""
     import jax
 
     leaves, tree = jax.tree_util.tree_flatten(tuple(args))
@@ -356,7 +357,11 @@ def _without_keys(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Ca
     def of_numbers(*given: Any) -> Any:
         parts = jax.tree_util.tree_leaves(given)
         wrapped = [jax.random.wrap_key_data(part) if key else part for part, key in zip(parts, keys, strict=True)]
-        return function(*jax.tree_util.tree_unflatten(tree, wrapped))
+        results = function(*jax.tree_util.tree_unflatten(tree, wrapped))
+        return jax.tree_util.tree_map(plain, results)
+
+    def plain(leaf: Any) -> Any:
+        return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
     def numbers(leaf: Any) -> Any:
         shaped = isinstance(leaf, jax.ShapeDtypeStruct)

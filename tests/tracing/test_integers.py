@@ -99,10 +99,17 @@ def test_keys_of_random_numbers_are_arguments() -> None:
     def dropped(key: Any, x: Any) -> Any:
         return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0)
 
+    def next_key(key: Any, x: Any) -> Any:
+        first, second = jax.random.split(key)
+        return first, jax.random.normal(second, x.shape) + x
+
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     args = jax.random.key(3), jax.device_put(jnp.ones((8, 16)), jax.NamedSharding(mesh, jax.P("x")))
     for objective in ("time", "bytes"):
         np.testing.assert_array_equal(optimize(dropped, args, mesh, objective=objective)(*args), dropped(*args))
+        key, drawn = optimize(next_key, args, mesh, objective=objective)(*args)
+        assert key == jax.random.split(args[0])[0]
+        np.testing.assert_allclose(drawn, next_key(*args)[1], rtol=1e-6)
 
 
 def test_a_gradient_through_a_sort() -> None:
