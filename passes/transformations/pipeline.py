@@ -176,8 +176,8 @@ class _Function:
                     inside.define(value)
 
     def slots(self, inner: Rewriter, turn: str) -> tuple[str, str]:
-        """Of each stage in round `turn` the number of its micro-batch, as many as there are where it is idle; and which
-        stage is the first."""
+        """The number of the micro-batch that each stage has in round `turn`, as many as there are where it is idle; and
+        which stage is the first."""
         kind, count = self.stages.each_stage(self.int32), self.stages.options.micro_batches
         own = inner.let(Sub(), (turn, self.stage_numbers), "own", kind)
         before = inner.let(Function("less"), (own, Number("0")), "before", replace(kind, dtype=DType.BOOL))
@@ -211,7 +211,7 @@ class _Function:
         return inner.let(Lookup(stages.count.name), (name, turn), f"{carry.value.name}_entering", kind)
 
     def result(self, value: Value, result: Value, last: str) -> None:
-        """What the last stage has of all micro-batches, for all."""
+        """Hands what the last stage has of all micro-batches to all stages."""
         stages, writer, batch = self.stages, self.writer, self.stages.options.batch
         ready, kind = value.concrete, result.concrete
         own = self.where(writer, last, value.name, Number("0"), ready, f"{result.name}_last")
@@ -307,7 +307,7 @@ class _Body:
         return [value.name for value in results]
 
     def _own(self, turn: Rewriter, name: str, slot: str) -> None:
-        """What a round sees of a value from around it: of the rows those of each stage's micro-batch."""
+        """Picks what a round sees of a value from around it: of the rows those of each stage's micro-batch."""
         stages, here, kind = self.stages, self.names[name], self.known.pop(name)
         if stages.several and stages.options.batch in kind.names:
             kind = stages.own_rows(kind)
@@ -321,7 +321,7 @@ class _Body:
         return self.stages.of_state(concrete(self.scope.type_of(name))).without_dim(self.stages.own.name)
 
     def _state(self, inner: Rewriter, name: str, slot: str) -> None:
-        """What the layers see of a layer's state: that of the stage's micro-batch."""
+        """Picks what the layers see of a layer's state: that of the stage's micro-batch."""
         kind, here, count = self._stored(name), name, self.stages.count.name
         if self.stages.several and count in kind.names:
             kind = kind.without_dim(count)

@@ -113,7 +113,7 @@ class StageTypes:
     # ------------------------------------------------------------ types
 
     def over_stages(self, kind: TensorType) -> TensorType:
-        """A weight's: N is split over the stages."""
+        """The type of a weight: N is split over the stages."""
         if self.layers not in kind.names:
             return kind
         at = kind.names.index(self.layers)
@@ -122,11 +122,11 @@ class StageTypes:
         return replace(kind, splits=(*kind.splits[:at], (self.axis,), *kind.splits[at + 1 :]))
 
     def parted(self, kind: TensorType) -> TensorType:
-        """Of all layers as stages and the layers of each: N is S and N2, S still whole."""
+        """The type by stages and the layers of each: N is S and N2, S still whole."""
         return self._divided(kind, self.layers, (self.stage, self.own), ((), ()))
 
     def by_micro_batch(self, kind: TensorType) -> TensorType:
-        """Of all rows as rows of each micro-batch and micro-batches: B is B2 and M."""
+        """The type by rows of each micro-batch and micro-batches: B is B2 and M."""
         if self.options.batch not in kind.names or not self.several:
             return kind
         return self._divided(kind, self.options.batch, (self.rows, self.count), (kind.split(self.options.batch), ()))
@@ -138,7 +138,7 @@ class StageTypes:
         return self._divided(kind, self.options.batch, (self.count, self.rows), ((), kind.split(self.options.batch)))
 
     def of_state(self, kind: TensorType) -> TensorType:
-        """A layer's state: by stage, the stage's layer, micro-batch and row."""
+        """The type of a layer's state: by stage, the stage's layer, micro-batch and row."""
         if self.layers not in kind.names:
             return kind
         return self.kept_by_micro_batch(self.staged(kind, self.parted(kind)))
@@ -151,14 +151,14 @@ class StageTypes:
         return replace(parted, splits=tuple(splits))
 
     def own_rows(self, kind: TensorType) -> TensorType:
-        """Of the rows of one micro-batch."""
+        """The type of the rows of one micro-batch."""
         batch = self.options.batch
         if not self.several or batch not in kind.names:
             return kind
         return self._divided(kind, batch, (self.rows,), (kind.split(batch),))
 
     def each_stage(self, kind: TensorType) -> TensorType:
-        """One value for each stage, S before all else."""
+        """The type of one value for each stage, S before all else."""
         return replace(kind, dims=(self.stage, *kind.dims), splits=((self.axis,), *kind.splits))
 
     def stage_first(self, kind: TensorType) -> TensorType:

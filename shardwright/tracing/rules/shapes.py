@@ -152,7 +152,7 @@ def _cumsum(w: GraphWriter, op: Application) -> None:
 
 @rule("empty", "empty2")
 def _empty(w: GraphWriter, op: Application) -> None:
-    """What nobody has written yet, which may be any number."""
+    """Memory that nobody has written yet, which may hold any number."""
     none = (None,) * len(op.results[0].shape)
     w.alias(op.results[0], ProgramValue("0", none, (), is_number=True), none)
 
