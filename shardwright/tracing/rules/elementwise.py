@@ -54,7 +54,7 @@ _TURNED = {"int32": -1, "int8": -1, "int4": -1, "uint32": 2**32 - 1}
 
 
 def falling(dtype: str) -> str:
-    """A function that falls as numbers of a format rise and undoes itself, of integers one that does not wrap around."""
+    """A function that falls as numbers of a format rise and undoes itself; of integers one that does not wrap."""
     return "-{}" if dtype not in _TURNED else f"{_TURNED[dtype]} - {{}}"
 
 
