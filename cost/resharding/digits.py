@@ -201,8 +201,8 @@ class DigitRoom:
     """In which order others take further digits."""
     whole: str | None = None
     """The dimension that nothing splits on the way: the last one of a partial softmax."""
-    declared: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The sizes that all axes of a dimension have to divide together, of those whose values here are of others."""
+    shared: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The extents that all axes of a dimension have to divide as well, its declared size among them."""
     pinned: frozenset[str] = frozenset()
     """The dimensions that take no further digit, not even that of an axis of one chip."""
 
@@ -227,16 +227,16 @@ class DigitRoom:
         whole = kind.names[-1] if kind.is_pair else None
         return DigitRoom(
             mesh, orders, left, for_all, frozenset(ordered), tuple(mesh if others is None else others), whole,
-            {dim.name: shared[dim.name] for dim in kind.dims if shared and dim.name in shared}, frozenset(pinned),
+            shared or {}, frozenset(pinned),
         )  # fmt: skip
 
     def divides(self, operations: Iterable[Movement], source: TensorType) -> bool:
-        """Tells whether all axes that split a dimension on the way, together, divide its declared size."""
+        """Tells whether all axes that split a dimension on the way divide together what they have to."""
         kind = source
         for operation in operations:
             kind = type_after(operation, kind)
             for dim, axes in zip(kind.names, kind.splits, strict=True):
-                if self.declared.get(dim, 0) % self.mesh.product(axes):
+                if dim in self.shared and self.shared[dim] % self.mesh.product(axes):
                     return False
         return True
 

@@ -25,11 +25,11 @@ DTYPES = {
 }  # fmt: skip
 
 _WRAPPED = {"uint8": (0, 256), "int16": (-32768, 65536)}
-"""Of formats that are kept as int32 the least number and how many there are: arithmetic wraps around."""
+"""Formats that are kept as int32, each with its least number and how many it has: arithmetic wraps around."""
 
 _MAY_OVERFLOW = frozenset({
     "add", "add_any", "sub", "mul", "neg", "abs", "square", "integer_pow", "convert_element_type", "reduce_sum",
-    "cumsum", "reduce_prod", "cumprod", "dot_general",
+    "cumsum", "reduce_prod", "cumprod", "dot_general", "scatter-add",
 })  # fmt: skip
 
 

@@ -223,7 +223,7 @@ def test_another_order_than_that_of_the_mesh_is_refused_to_dtensor(shardwright: 
 
 
 def test_columns_that_nothing_takes_have_no_plan() -> None:
-    """Of queries, keys and values by heads, whose values are gathered before the product that they go into."""
+    """Attention whose queries, keys and values are made by heads, and gathered before the product after it."""
     import torch
     from torch import nn
 
