@@ -3,8 +3,9 @@ from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, cast
 
 from shardwright.ir.diagnostics import NOWHERE, Span
 from shardwright.ir.operation import Operand, Operation
@@ -110,3 +111,27 @@ class Rewriter:
 def derived(value: Value, name: str) -> Value:
     """The value under another name, made from what it was; itself under its own."""
     return value if name == value.name else replace(value, name=name, origin=(value.name, *value.origin))
+
+
+_WORDS = ("style", "form", "dtype", "tier")
+"""Fields of operations whose words name no dimension."""
+
+
+def rename_dims(operation: Operation, renamed: Mapping[str, str]) -> Operation:
+    """An operation with dimensions renamed among its statics."""
+    made: Any = operation
+    changed = {f.name: _static(getattr(made, f.name), renamed) for f in fields(made) if f.name not in _WORDS}
+    return replace(made, **changed)
+
+
+def _static(static: object, renamed: Mapping[str, str]) -> object:
+    match static:
+        case Operation():
+            return rename_dims(static, renamed)
+        case tuple():
+            items = cast("tuple[object, ...]", static)
+            return tuple(_static(item, renamed) for item in items)
+        case str():
+            return renamed.get(static, static)
+        case _:
+            return static

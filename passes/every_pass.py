@@ -19,7 +19,7 @@ from shardwright.passes.transformations.attention_over_batch import AttentionOve
 from shardwright.passes.transformations.fuse_parallel_block import FuseParallelBlock
 from shardwright.passes.transformations.gather_ahead import GatherAhead
 from shardwright.passes.transformations.pad_heads import PadHeads
-from shardwright.passes.transformations.pipeline import Pipeline
+from shardwright.passes.transformations.pipeline_layers import PipelineLayers
 from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 from shardwright.passes.transformations.reduce_into import ReduceInto
 from shardwright.passes.transformations.weight_gather import WeightGather
@@ -40,7 +40,7 @@ PASSES: dict[str, type[Pass]] = {
         PadHeads,
         Recognize,
         ReduceInto,
-        Pipeline,
+        PipelineLayers,
         LoopCollectives,
         GatherAhead,
         ChooseMemories,

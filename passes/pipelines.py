@@ -155,7 +155,7 @@ def _verified(applied: Pass, before: Program, program: Program, level: Level) ->
 
 _AFTER_PLACE = (
     "choose-digit-order", "cleanup", "insert-moves", "edge-blocks", "loop-collectives", "split-collectives",
-    "gather-ahead", "pipeline",
+    "gather-ahead", "pipeline-layers",
 )  # fmt: skip
 """The passes that leave layouts chosen where they are."""
 

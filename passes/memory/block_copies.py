@@ -10,7 +10,7 @@ from shardwright.ir.program import Free, Let, Marking, Scope, SetState, Statemen
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import ON_DEVICE, ValueType
 from shardwright.ir.walk import names_freed, names_read, rename_operands
-from shardwright.passes.memory.micro_batches import MicroBatches
+from shardwright.passes.micro_batches import MicroBatches
 
 _VIEWS = (Alias, Rename, Split, Merge)
 

@@ -6,9 +6,8 @@ the function that `stays`, and one batch a step of the function that `enters`, i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, cast
+from collections.abc import Sequence
+from dataclasses import replace
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.operation import Number, Operand, Operation
@@ -26,15 +25,13 @@ from shardwright.ir.program import (
     Statement,
     Value,
 )
-from shardwright.ir.rewriter import Rewriter, derived
+from shardwright.ir.rewriter import Rewriter, derived, rename_dims
 from shardwright.ir.types import ON_DEVICE, Dim, DType, TensorType, ValueType
 from shardwright.ir.walk import names_of, names_read, reads, rename_operands, with_body, with_operands, with_values
+from shardwright.passes.memory.block_batches import unschedulable
 from shardwright.passes.memory.block_copies import forwarded
 from shardwright.passes.memory.hidden_states import over_layers
-from shardwright.passes.memory.micro_batches import MicroBatches, fresh_dim, unschedulable
-
-_WORDS = ("style", "form", "dtype", "tier")
-"""Statics that name no dimension."""
+from shardwright.passes.micro_batches import MicroBatches, fresh_dim
 
 _Known = dict[tuple[Operation, tuple[Operand, ...]], Value]
 
@@ -334,23 +331,3 @@ class EnteringBatch:
                     continue
             made.append(statement)
         return made
-
-
-def rename_dims(operation: Operation, renamed: Mapping[str, str]) -> Operation:
-    """An operation with dimensions renamed among its statics."""
-    made: Any = operation
-    changed = {f.name: _static(getattr(made, f.name), renamed) for f in fields(made) if f.name not in _WORDS}
-    return replace(made, **changed)
-
-
-def _static(static: object, renamed: Mapping[str, str]) -> object:
-    match static:
-        case Operation():
-            return rename_dims(static, renamed)
-        case tuple():
-            items = cast("tuple[object, ...]", static)
-            return tuple(_static(item, renamed) for item in items)
-        case str():
-            return renamed.get(static, static)
-        case _:
-            return static

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from shardwright.ir.program import Carry, DimInfo, Loop, Marking, Program, Value
 from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import Dim
-from shardwright.passes.memory.micro_batches import MicroBatches, fresh_dim
+from shardwright.passes.micro_batches import MicroBatches, fresh_dim
 
 
 class HiddenStates:

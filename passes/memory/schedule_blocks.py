@@ -10,15 +10,16 @@ from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Full, Rename, Update
 from shardwright.ir.program import Carry, Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
-from shardwright.ir.rewriter import Rewriter
+from shardwright.ir.rewriter import Rewriter, rename_dims
 from shardwright.ir.types import ValueType
 from shardwright.ir.verification.lifetimes import has_lifetimes
 from shardwright.ir.walk import names_read, rename_operands, states_set
 from shardwright.passes.base import Pass
+from shardwright.passes.memory.block_batches import divided, unschedulable
 from shardwright.passes.memory.block_copies import Flight, Flights, forwarded, freed, frees, stored_early
-from shardwright.passes.memory.entering_batch import EnteringBatch, function_of, rename_dims
+from shardwright.passes.memory.entering_batch import EnteringBatch, function_of
 from shardwright.passes.memory.hidden_states import CarriedState, HiddenStates, over_layers
-from shardwright.passes.memory.micro_batches import MicroBatches, divided, unschedulable
+from shardwright.passes.micro_batches import MicroBatches
 
 
 @dataclass(frozen=True)

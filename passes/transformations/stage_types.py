@@ -9,24 +9,24 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import DimInfo, Func, Program
 from shardwright.ir.types import Dim, TensorType, ValueType
-from shardwright.passes.memory.micro_batches import MicroBatches, check_chips, fresh_dim
+from shardwright.passes.micro_batches import MicroBatches, check_chips, fresh_dim
 
 
 @dataclass(frozen=True)
 class StageOptions:
-    """The options of the pass: the layers along `dim` are divided over `stages` along the mesh axis `axis`, the rows of
+    """The options of the pass: the layers along `dim` are divided over `stages` along a new mesh axis, the rows of
     `batch` into `micro_batches`."""
 
-    stages: int
-    micro_batches: int
-    axis: str
-    dim: str
-    batch: str
+    stages: int = 2
+    micro_batches: int = 1
+    axis: str = "p"
+    dim: str = "N"
+    batch: str = "B"
 
 
 def no_pipeline(message: str, span: Span = NOWHERE, *notes: str) -> DiagnosticError:
     """Why a program cannot be divided into stages."""
-    return fault("no-pipeline", f"pipeline: {message}", span, *notes)
+    return fault("no-pipeline", f"pipeline-layers: {message}", span, *notes)
 
 
 def concrete(kind: ValueType) -> TensorType:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, fault, nearest
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand
 from shardwright.ir.ops import Full, Uniform
 from shardwright.ir.program import DimInfo, Let, Loop, Program, Scope, Statement, Value
 from shardwright.ir.text.unparse import statement_syntax
 from shardwright.ir.types import Axes, Dim, OpenType, ValueType
-from shardwright.ir.walk import program_values, sites, with_body, with_values
+from shardwright.ir.walk import program_values, with_body, with_values
 
 
 @dataclass(frozen=True)
@@ -87,51 +87,6 @@ class MicroBatches:
             else:
                 made.append(dim)
         return tuple(made)
-
-
-def divided(program: Program, batch: str, count: int) -> MicroBatches:
-    """The division of a program's batch dimension.
-
-    Raises a `DiagnosticError` where it does not divide, where another size depends on it, or where a statement mixes
-    rows, so that batches cannot be computed one by one.
-    """
-    names = [dim.name for dim in program.dims]
-    if batch not in names:
-        near = nearest(batch, names)
-        raise fault(
-            "bad-option", f"schedule-blocks: batch: the program has no dimension {batch}", NOWHERE,
-            near or "name the one that is divided into batches, as in batch=B",
-        )  # fmt: skip
-    whole = program.dim(batch)
-    if whole.size % count:
-        raise unschedulable(
-            f"{batch}={whole.size} rows cannot be divided into {count} equal batches", whole.span,
-            f"the number of batches divides {whole.size}",
-        )  # fmt: skip
-    made = MicroBatches(batch, _outer_dim(program, count), count, whole.size // count)
-    for dim in program.dims:
-        if dim.expression is not None and any(batch in term for term in dim.expression):
-            raise unschedulable(f"the size of {dim.name} depends on {batch}", dim.span, "give it as a number")
-    for value in program.weights:
-        if made.has_rows(value.type):
-            raise unschedulable(f"the weight {value.name}: {value.type} has the batch's dimension", value.span)
-    for func in program.funcs:
-        if batch in dict(func.overrides):
-            raise unschedulable(f"{func.name} gives {batch} a size of its own", func.span)
-        check = RowCheck(made, unschedulable)
-        for site in sites(program, func):
-            check.statement(site.statement, site.scope)
-    check_chips(program, made, unschedulable)
-    return made
-
-
-def _outer_dim(program: Program, count: int) -> str:
-    """M, where it is free, or declared as this number of batches and no value's."""
-    names = [dim.name for dim in program.dims]
-    free = all("M" not in value.type.names for _, value in program_values(program))
-    if "M" in names and program.dim("M").size == count and free:
-        return "M"
-    return _fresh_dim(names, "M")
 
 
 def _fresh_dim(names: list[str], wish: str) -> str:
@@ -222,8 +177,3 @@ class RowCheck:
             statement.span,
             "only what each row gives by itself can be",
         )
-
-
-def unschedulable(message: str, span: Span, *notes: str) -> DiagnosticError:
-    """Why a program cannot be brought into a block schedule."""
-    return fault("unschedulable", message, span, *notes)

@@ -1,4 +1,4 @@
-"""`pipeline`: the same results from stages of chips, in the simulator and under JAX."""
+"""`pipeline-layers`: the same results from stages of chips, in the simulator and under JAX."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from shardwright.ir.types import DType, ValueType
 from shardwright.ir.walk import lets_in
 from shardwright.models.importing import import_model
 from shardwright.passes.pipelines import explicit, run_passes
-from shardwright.passes.transformations.pipeline import Pipeline
+from shardwright.passes.transformations.pipeline_layers import PipelineLayers
 
 LAYERS = """
 mesh x=2
@@ -129,11 +129,11 @@ def staged(plain: Program, stages: int = 2, batches: int = 1, **options: Any) ->
     """The pipeline of a program whose layouts are chosen for one micro-batch."""
     rows = plain.dim("B").size
     made = resized(explicit(resized(plain, {"B": rows // batches})), {"B": rows})
-    return run_passes(made, [Pipeline(stages=stages, micro_batches=batches, **options)])
+    return run_passes(made, [PipelineLayers(stages=stages, micro_batches=batches, **options)])
 
 
 def test_before_and_after(golden: Callable[[str, str], None]) -> None:
-    golden("passes/pipeline.shard", printed(staged(program(LAYERS), 2, 4)))
+    golden("passes/pipeline_layers.shard", printed(staged(program(LAYERS), 2, 4)))
 
 
 @pytest.mark.parametrize(("stages", "batches"), [(2, 1), (2, 2), (4, 1), (4, 8), (2, 8)])
@@ -209,7 +209,7 @@ def test_generation(checkpoint: Callable[..., Path], tmp_path: Path, shardwright
     plain = shardwright(*given)
     assert plain.status == 0, plain.err
     for options in ("stages=2", "stages=2,micro-batches=2"):
-        done = shardwright(*given, "--passes", f"pipeline{{{options}}}")
+        done = shardwright(*given, "--passes", f"pipeline-layers{{{options}}}")
         assert (done.status, done.out) == (0, plain.out), done.err
 
 
@@ -220,7 +220,7 @@ def test_the_price_is_that_of_stages_that_fill_and_drain(batches: int) -> None:
     plain = resized(program(FEEDFORWARD), {"B": 2048})
     chip = load_chip("h100")
     one = explicit(resized(plain, {"B": 2048 // batches}))
-    made = run_passes(resized(one, {"B": 2048}), [Pipeline(stages=2, micro_batches=batches)])
+    made = run_passes(resized(one, {"B": 2048}), [PipelineLayers(stages=2, micro_batches=batches)])
     wanted = pipeline_cost(resized(one, {"B": 2048}), one.func("f"), Stages("N", {"p": 2}), batches, chip)
     found = cost_of(made, made.func("f"), chip)
     assert found.time_s == pytest.approx(wanted.time_s, rel=0.02)
@@ -231,22 +231,22 @@ def test_the_price_is_that_of_stages_that_fill_and_drain(batches: int) -> None:
     ("changes", "options", "reason"),
     [
         ({}, {"stages": 3}, "N=4 does not divide over 3 stages"),
-        ({}, {"stages": 1}, "pipeline: there are two stages or more, and one micro-batch or more"),
+        ({}, {"stages": 1}, "pipeline-layers: there are two stages or more, and one micro-batch or more"),
         ({}, {"micro_batches": 3}, "B=8 does not divide over 3 micro-batches"),
-        ({}, {"axis": "x"}, "pipeline: the mesh has an axis x already"),
-        ({}, {"axis": "E"}, "pipeline: E is no name of a mesh axis"),
-        ({}, {"axis": "set"}, "pipeline: set is no name of a mesh axis"),
-        ({}, {"dim": "G"}, "pipeline: the program has no dimension G"),
+        ({}, {"axis": "x"}, "pipeline-layers: the mesh has an axis x already"),
+        ({}, {"axis": "E"}, "pipeline-layers: E is no name of a mesh axis"),
+        ({}, {"axis": "set"}, "pipeline-layers: set is no name of a mesh axis"),
+        ({}, {"dim": "G"}, "pipeline-layers: the program has no dimension G"),
         (
             {"return y * 2.0": "return y * sum[EF](take[N, 0](w_in))"},
             {},
-            "pipeline: w_in, of which each stage has its own layers, is used outside the loop over N",
+            "pipeline-layers: w_in, of which each stage has its own layers, is used outside the loop over N",
         ),
         (
             {"next h + tanh(": "last = cumsum[B](h)\n    next last + tanh("},
             {"micro_batches": 2},
-            "pipeline: last = cumsum[B](h_sliced) mixes the rows of B, so that batches cannot be computed one after the"
-            " other",
+            "pipeline-layers: last = cumsum[B](h_sliced) mixes the rows of B, so that batches cannot be computed one after"
+            " the other",
         ),
     ],
 )
@@ -255,5 +255,5 @@ def test_what_has_no_stages(changes: dict[str, str], options: dict[str, Any], re
     for old, new in changes.items():
         text = text.replace(old, new)
     with pytest.raises(DiagnosticError) as refused:
-        run_passes(explicit(program(text)), [Pipeline(**options)])
+        run_passes(explicit(program(text)), [PipelineLayers(**options)])
     assert refused.value.diagnostics[0].message == reason

@@ -1,4 +1,4 @@
-"""`pipeline`: the layers divided over stages of chips, through which micro-batches go one after the other."""
+"""`pipeline-layers`: the layers divided over stages of chips, through which micro-batches go one after the other."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ from shardwright.ir.ops import (
     Wait,
 )  # fmt: skip
 from shardwright.ir.program import Carry, Func, Let, Loop, Program, Scope, SetState, Statement, Value
-from shardwright.ir.rewriter import Rewriter
+from shardwright.ir.rewriter import Rewriter, rename_dims
 from shardwright.ir.types import DType, Partial, Reduction, TensorType
 from shardwright.ir.verification.verifier import Level
 from shardwright.ir.walk import captured, names_read, operand_names, rename_operands, states_set
 from shardwright.passes.base import Pass
-from shardwright.passes.memory.entering_batch import rename_dims
-from shardwright.passes.memory.micro_batches import RowCheck
+from shardwright.passes.micro_batches import RowCheck
 from shardwright.passes.transformations.stage_types import StageOptions, StageTypes, concrete, no_pipeline
 
 _COPIES = (Fetch, Store, Start, Wait)
 
 
 @dataclass(frozen=True)
-class Pipeline(Pass):
+class PipelineLayers(StageOptions, Pass):
     """The loop over layers runs over `stages` groups of chips, along a new axis of the mesh, each with its own layers.
 
         weights { w: f32 NEF_x }                weights { w: f32 N_pEF_x }
@@ -61,17 +60,12 @@ class Pipeline(Pass):
     of the batch is computed from that row alone.
     """
 
-    name: ClassVar[str] = "pipeline"
+    name: ClassVar[str] = "pipeline-layers"
     takes: ClassVar[Level] = Level.EXPLICIT
     leaves: ClassVar[Level] = Level.EXPLICIT
-    stages: int = 2
-    micro_batches: int = 1
-    axis: str = "p"
-    dim: str = "N"
-    batch: str = "B"
 
     def run(self, program: Program) -> Program:
-        stages = StageTypes(program, StageOptions(self.stages, self.micro_batches, self.axis, self.dim, self.batch))
+        stages = StageTypes(program, self)
         return stages.rewritten(tuple(_Function(stages, func).run() for func in program.funcs))
 
 
