@@ -37,7 +37,8 @@ from shardwright.ir.text.syntax import (
 )  # fmt: skip
 from shardwright.ir.walk import program_values
 
-_BATCH = "B"
+BATCH = "B"
+"""The dimension whose rows micro-batches have."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,7 @@ def pipeline_cost(
     if sizes[stages.dim] % P:
         raise _uneven(program, stages)
     if M > 1:
-        if sizes.get(_BATCH, 0) % M:
-            raise fault("not-divisible", f"{M} micro-batches do not divide {_BATCH}={sizes.get(_BATCH, 0)}", NOWHERE)
-        program = resized(program, {_BATCH: sizes[_BATCH] // M})
+        program = one_micro_batch(program, M)
         func = program.func(func.name)
     cost = cost_of(program, func, chip, constants)
     rounds = (max(M, P) if func.name == "decode" else M + P - 1) / P
@@ -139,15 +138,25 @@ def pipeline_cost(
     )
 
 
+def one_micro_batch(program: Program, micro_batches: int) -> Program:
+    """The program for the rows of one of so many micro-batches. Raises where they do not divide the batch."""
+    rows = program.sizes().get(BATCH, 0)
+    if micro_batches == 1:
+        return program
+    if not rows or rows % micro_batches:
+        raise fault("not-divisible", f"{micro_batches} micro-batches do not divide {BATCH}={rows}", NOWHERE)
+    return resized(program, {BATCH: rows // micro_batches})
+
+
 def micro_batches(program: Program, stages: Stages) -> int:
     """The number of micro-batches in flight: one for each stage, or as large a divisor of that as layouts let the batch
     have."""
-    batch = program.sizes().get(_BATCH, 1)
+    batch = program.sizes().get(BATCH, 1)
     over = {
         program.mesh.product(axes or ())
         for _, value in program_values(program)
         for dim, axes in zip(value.type.dims, value.type.splits, strict=True)
-        if dim.name == _BATCH
+        if dim.name == BATCH
     }
     fits = (M for M in range(stages.count, 0, -1) if stages.count % M == 0 and batch % M == 0)
     return next((M for M in fits if not any(batch // M % chips for chips in over)), 1)
@@ -193,7 +202,7 @@ def _memory(program: Program, whole: MemoryUse, stages: Stages, micro_batches: i
     )
     state = sum(
         device_bytes(value, program.mesh)
-        * (micro_batches if _BATCH in value.type.names else 1)
+        * (micro_batches if BATCH in value.type.names else 1)
         // (P if stages.dim in value.type.names else 1)
         for value in program.state
     )

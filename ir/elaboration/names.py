@@ -132,8 +132,8 @@ class Names:
                     "split-loop",
                     f"the loop over {loop.dim} takes slices of {name}: {kind}, and {loop.dim} is split over chips",
                     span,
-                    f"leave {loop.dim} whole, and divide the loop over stages:"
-                    " --passes decompose,place,insert-moves,pipeline",
+                    f"leave {loop.dim} whole; weights and state that are split so are pipeline stages, for check, opt,"
+                    " compile, run and cost",
                 )
         return scope.type_of(name)
 

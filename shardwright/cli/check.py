@@ -35,13 +35,13 @@ def execute(args: argparse.Namespace) -> int:
     """Prints the types, and warnings on standard error; every fault is reported, with status 1."""
     from shardwright.cli.output import print_json, read_program
     from shardwright.compiling.checking import check_in_full, listing
-    from shardwright.compiling.compile_program import load
+    from shardwright.compiling.compile_program import load_stages
     from shardwright.ir.diagnostics import DiagnosticError, located
 
     try:
         source = read_program(args.file)
         with located(source):
-            program = load(source, args.mesh, args.dim)
+            program, stages = load_stages(source, args.mesh, args.dim)
             checked = check_in_full(program, explicit=args.level == "explicit", place=place_of(args))
     except DiagnosticError as error:
         if not args.json:
@@ -58,4 +58,6 @@ def execute(args: argparse.Namespace) -> int:
         for warning in checked.warnings:
             print(warning.render(source), file=sys.stderr)
         print(listing(checked.functions, checked.proof))
+        if stages is not None:
+            print(f"types of one stage of {stages.count} over {', '.join(stages.axes)}, with the layers of all")
     return 0

@@ -8,11 +8,13 @@ from shardwright.cli.options import (
     add_choice,
     add_file,
     add_json,
+    add_micro_batches,
     add_output,
     add_sizes,
     add_target,
     choice_of,
     json_needs_output,
+    place_of,
     warn,
 )
 
@@ -50,6 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_target(parser, "compile the module also with the target's own compiler, and say what became of it")
     add_choice(parser)
     add_sizes(parser)
+    add_micro_batches(parser)
     add_output(parser, "OUT.py")
     add_json(parser)
     parser.check(json_needs_output)
@@ -74,7 +77,7 @@ def execute(args: argparse.Namespace) -> int:
     source = read_program(args.file)
     with located(source):
         compiled = compile_program(
-            load(source, args.mesh, args.dim),
+            load(source, args.mesh, args.dim, micro_batches=args.micro_batches, place=place_of(args)),
             validate=args.validate,
             edges=args.edges,
             target=args.target,

@@ -9,6 +9,7 @@ from shardwright.cli.options import (
     add_chip,
     add_choice,
     add_json,
+    add_micro_batches,
     add_sizes,
     add_target,
     add_weights,
@@ -51,9 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run these passes in place of the compiler's; '' takes an explicit program as it is written",
     )
     add_sizes(parser)
-    parser.add_argument(
-        "--micro-batches", metavar="M", type=positive, default=1, help="of a program with pipeline stages (default: 1)"
-    )
+    add_micro_batches(parser)
     model = parser.add_argument_group("of a MODEL")
     model.add_argument("--chips", metavar="N", type=positive, default=1, help="how many chips (default: 1)")
     model.add_argument("--phase", choices=("prefill", "decode"), default="decode", help="default: decode")
@@ -176,9 +175,10 @@ def _of_program(
     args: argparse.Namespace,
 ) -> tuple[list[Cost], GenerationCost | None, dict[str, CompiledCosts]]:
     from shardwright.cli.output import load_program, read_program
+    from shardwright.compiling.compile_program import require_stages
     from shardwright.cost.programs.pipelines import one_stage, pipeline_cost
     from shardwright.cost.programs.program_cost import cost_of
-    from shardwright.ir.diagnostics import NOWHERE, fault, located
+    from shardwright.ir.diagnostics import located
     from shardwright.ir.elaboration.overrides import check_overrides
     from shardwright.ir.text.parser import parse
     from shardwright.ir.verification.completion import complete
@@ -200,13 +200,7 @@ def _of_program(
             verify(program, Level.EXPLICIT)
         chosen = _chosen(program, args.func)
         if stages is None:
-            if args.micro_batches > 1:
-                raise fault(
-                    "no-stages",
-                    f"--micro-batches {args.micro_batches} is of a pipeline, and the program has no stages",
-                    NOWHERE,
-                    "split the layer dimension of the weights over an axis, as in N_pEF, or leave the option out",
-                )
+            require_stages(args.micro_batches)
             costs = [cost_of(program, func, chip, constants) for func in chosen]
         else:
             costs = [pipeline_cost(program, f, stages, args.micro_batches, chip, constants) for f in chosen]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shardwright.cli.options import (
     add_choice,
     add_json,
+    add_micro_batches,
     add_output,
     add_shardings,
     add_sizes,
@@ -28,7 +29,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "opt",
         description="Run passes on a program and print the program that they leave, verified between passes. With "
-        "--shardings its edges first get the types of a module in MLIR.",
+        "--shardings its edges first get the types of a module in MLIR. Of a program with pipeline stages it is "
+        "what these run.",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--passes", metavar="'a,b{k=v}'", help="the passes in their order, with their options")
@@ -42,13 +44,14 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--timing", action="store_true", help="print the time that each pass took on standard error")
     add_choice(parser)
     add_sizes(parser)
+    add_micro_batches(parser)
     add_output(parser, "OUT.shard")
     add_json(parser)
     parser.check(lambda args: None if args.list_passes or args.file else "the following arguments are required: FILE")
     parser.check(
         lambda args: (
             None
-            if args.passes is not None or args.list_passes or args.shardings
+            if args.passes is not None or args.list_passes or args.shardings or args.micro_batches > 1
             else "one of the arguments --passes --list-passes --shardings is required"
         )
     )
@@ -90,7 +93,7 @@ def execute(args: argparse.Namespace) -> int:
 
     shardings = stated_shardings(args)
     with located(source), options_from("--passes", args.passes or ""):
-        program = load(source, args.mesh, args.dim, passes)
+        program = load(source, args.mesh, args.dim, passes, micro_batches=args.micro_batches, place=place_of(args))
         if shardings is not None:
             from shardwright.tracing.demands import with_shardings
 

@@ -215,6 +215,13 @@ def add_sizes(parser: Parser) -> None:
     )
 
 
+def add_micro_batches(parser: Parser) -> None:
+    """--micro-batches, of pipeline stages."""
+    parser.add_argument(
+        "--micro-batches", metavar="M", type=positive, default=1, help="of a program with pipeline stages (default: 1)"
+    )
+
+
 def add_json(parser: Parser) -> None:
     """--json: one JSON object on standard output."""
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardwright.cli.options import add_choice, add_file, add_json, add_sizes, natural, place_of
+from shardwright.cli.options import add_choice, add_file, add_json, add_micro_batches, add_sizes, natural, place_of
 from shardwright.cli.processes import add_processes, processes_from
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shardwright.backends.number_formats import Array
     from shardwright.backends.torch.world import World
     from shardwright.cli.options import Subparsers
+    from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Func, Program, Value
     from shardwright.passes.base import Pass
     from shardwright.passes.compiling.place import Place
@@ -53,6 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the random inputs (default: 0)")
     add_choice(parser)
     add_sizes(parser)
+    add_micro_batches(parser)
     add_json(parser)
     add_processes(parser)
     parser.check(
@@ -103,8 +105,6 @@ def _under_torch(args: argparse.Namespace) -> int:
     from shardwright.backends.torch.world import alone, in_world, joined
     from shardwright.cli.output import read_program
     from shardwright.ir.diagnostics import NOWHERE, fault, located
-    from shardwright.ir.elaboration.elaborate import elaborate
-    from shardwright.ir.text.parser import parse
     from shardwright.serving.offloading.launching import run_together
 
     if in_world():
@@ -113,7 +113,7 @@ def _under_torch(args: argparse.Namespace) -> int:
             return _run(args, writes=world.writes, world=world)
     source = read_program(args.file)
     with located(source):
-        program = elaborate(parse(source), args.mesh, args.dim)
+        program = _written(args, source)
         check_kernels(program)
         chips = program.mesh.n_chips
         if chips > 1 and args.file == "-":
@@ -121,19 +121,24 @@ def _under_torch(args: argparse.Namespace) -> int:
     return run_together(args.argv, chips) if chips > 1 else _run(args, writes=True, world=alone())
 
 
+def _written(args: argparse.Namespace, source: Source) -> Program:
+    """The program of the file, of pipeline stages what all of them run."""
+    from shardwright.compiling.compile_program import load
+
+    return load(source, args.mesh, args.dim, micro_batches=args.micro_batches, place=place_of(args))
+
+
 def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) -> int:
     """Does what one process does. Of several all run the same, under PyTorch as the chips of `world`, and the first
     `writes` what came out."""
     from shardwright.cli.output import passes_from, print_json, read_program
     from shardwright.ir.diagnostics import located
-    from shardwright.ir.elaboration.elaborate import elaborate
-    from shardwright.ir.text.parser import parse
     from shardwright.passes.pipelines import options_from, run_passes
 
     passes = passes_from(args)
     source = read_program(args.file)
     with located(source), options_from("--passes", args.passes or ""):
-        written = elaborate(parse(source), args.mesh, args.dim)
+        written = _written(args, source)
         _check_memory(written, from_checkpoint=bool(args.weights))
         compared = _compared(written, args)
         stored: dict[str, Array] | None = None

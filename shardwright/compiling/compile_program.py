@@ -13,7 +13,7 @@ from shardwright.backends.torch.emit import emit as emit_torch
 from shardwright.backends.validation.validate import Validation
 from shardwright.backends.validation.validate import validate as run_validation
 from shardwright.compiling.loading_recipes import loading_recipes
-from shardwright.ir.diagnostics import DiagnosticError, Note, Source, located
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, Source, fault, located
 from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.elaboration.declarations import resolve_declarations
 from shardwright.ir.elaboration.elaborate import elaborate
@@ -25,7 +25,7 @@ from shardwright.ir.types import DType
 from shardwright.models.weight_map import WeightMap
 from shardwright.passes.base import Pass, Proof
 from shardwright.passes.compiling.place import Place
-from shardwright.passes.pipelines import Edges, PassRecord, parse_pipeline, proof_of
+from shardwright.passes.pipelines import Edges, PassRecord, parse_pipeline, proof_of, run_passes
 from shardwright.passes.pipelines import explicit as run_explicit
 from shardwright.passes.transformations.pad_heads import PadHeads, padded_sizes
 
@@ -40,31 +40,38 @@ def load(
     mesh: Mapping[str, int] | None = None,
     dims: Mapping[str, int] | None = None,
     passes: Sequence[Pass] = (),
+    *,
+    micro_batches: int | None = None,
+    place: Place | None = None,
 ) -> Program:
     """The program of a file (a path) or of a `Source`, with `mesh` and `dims` in place of its own sizes.
 
     Where layouts demand what only padded heads allow, and `pad-heads` is among the `passes` that follow, the sizes are
-    the padded ones. Raises a `DiagnosticError` with every fault and its place.
+    the padded ones. Weights that are split along the dimension of a loop (`N_p`) are pipeline stages: with
+    `micro_batches` the program is what these run, layouts chosen for a micro-batch as `place` says, without they are
+    refused. Raises a `DiagnosticError` with every fault and its place.
     """
     text = source if isinstance(source, Source) else read_source(source)
+    if micro_batches is None:
+        with located(text):
+            return _elaborated(parse(text), mesh, dims, passes)
+    program, stages = load_stages(text, mesh, dims, passes)
     with located(text):
-        module = parse(text)
-        try:
-            return elaborate(module, mesh, dims)
-        except DiagnosticError as error:
-            if any(diagnostic.code != "not-divisible" for diagnostic in error.diagnostics):
-                raise
-            for applied in passes:
-                if isinstance(applied, PadHeads):
-                    return elaborate(module, mesh, _padded(module, dims, applied.to))
-            raise _with_way_out(module, mesh, dims, error) from None
+        if stages is None:
+            require_stages(micro_batches)
+            return program
+        order = resolve_declarations(parse(text), mesh or {}, dims or {}).mesh
+        return replace(_in_stages(program, stages, micro_batches, place or Place()), mesh=order)
 
 
 def load_stages(
-    source: Source | str, mesh: Mapping[str, int] | None = None, dims: Mapping[str, int] | None = None
+    source: Source | str,
+    mesh: Mapping[str, int] | None = None,
+    dims: Mapping[str, int] | None = None,
+    passes: Sequence[Pass] = (),
 ) -> tuple[Program, Stages | None]:
-    """The program of a file or of a `Source`, of which `load` refuses those with pipeline stages: where weights are
-    split along the dimension of a loop, that of one stage, with all layers, and the stages."""
+    """The program of a file or of a `Source`; where weights are split along the dimension of a loop, that of one stage,
+    with all layers, and the stages."""
     from shardwright.cost.programs.pipelines import one_stage
 
     text = source if isinstance(source, Source) else read_source(source)
@@ -73,7 +80,51 @@ def load_stages(
         check_overrides(module, mesh or {}, dims or {})
         module, stages = one_stage(module, mesh or {})
         own = {axis: size for axis, size in (mesh or {}).items() if stages is None or axis not in stages.axes}
-        return elaborate(module, own, dims), stages
+        return _elaborated(module, own, dims, passes), stages
+
+
+def require_stages(micro_batches: int) -> None:
+    """Raises where a program without stages is to have micro-batches."""
+    if micro_batches > 1:
+        raise fault(
+            "no-stages",
+            f"--micro-batches {micro_batches} is of a pipeline, and the program has no stages",
+            NOWHERE,
+            "split the layer dimension of the weights over an axis, as in N_pEF, or leave the option out",
+        )
+
+
+def _in_stages(program: Program, stages: Stages, micro_batches: int, place: Place) -> Program:
+    """The program that all stages run, of that of one with all layers."""
+    from shardwright.cost.programs.pipelines import BATCH, layers_of_stage, one_micro_batch
+    from shardwright.cost.programs.resizing import resized
+    from shardwright.passes.transformations.pipeline_layers import PipelineLayers
+
+    layers_of_stage(program, stages)  # refuses what does not divide, at its place
+    axis, *others = stages.axes
+    if others:
+        raise fault("no-pipeline", f"{stages.dim} is split over {axis} and {' and '.join(others)}", NOWHERE,
+                    "stages go along one axis of the mesh")  # fmt: skip
+    made = run_explicit(one_micro_batch(program, micro_batches), place=place)
+    if micro_batches > 1:
+        made = resized(made, {BATCH: program.dim(BATCH).size})
+    if stages.count == 1:
+        return made
+    return run_passes(made, [PipelineLayers(stages.count, micro_batches, axis, stages.dim)])
+
+
+def _elaborated(
+    module: Module, mesh: Mapping[str, int] | None, dims: Mapping[str, int] | None, passes: Sequence[Pass]
+) -> Program:
+    try:
+        return elaborate(module, mesh, dims)
+    except DiagnosticError as error:
+        if any(diagnostic.code != "not-divisible" for diagnostic in error.diagnostics):
+            raise
+        for applied in passes:
+            if isinstance(applied, PadHeads):
+                return elaborate(module, mesh, _padded(module, dims, applied.to))
+        raise _with_way_out(module, mesh, dims, error) from None
 
 
 def _padded(module: Module, dims: Mapping[str, int] | None, to: int) -> dict[str, int]:

@@ -18,6 +18,7 @@ from shardwright.backends.number_formats import Array
 from shardwright.backends.simulation.random_inputs import random_inputs
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.simulation.simulator import simulate
+from shardwright.compiling.compile_program import load
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.cost.programs.pipelines import Stages, pipeline_cost
 from shardwright.cost.programs.program_cost import cost_of
@@ -91,7 +92,7 @@ def stored(array: object, kind: ValueType, stages: int, batches: int) -> Array:
     sizes: list[int] = []
     for name, size in zip(kind.names, given.shape, strict=True):
         parts = {"N": [stages, size // stages], "B": [size // batches, batches]}.get(name, [size])
-        sizes += parts if name == "N" or batches > 1 else [size]
+        sizes += parts if (stages if name == "N" else batches) > 1 else [size]
     made = given.reshape(sizes)
     if batches == 1 or "B" not in kind.names:
         return made
@@ -245,8 +246,8 @@ def test_the_price_is_that_of_stages_that_fill_and_drain(batches: int) -> None:
         (
             {"next h + tanh(": "last = cumsum[B](h)\n    next last + tanh("},
             {"micro_batches": 2},
-            "pipeline-layers: last = cumsum[B](h_sliced) mixes the rows of B, so that batches cannot be computed one after"
-            " the other",
+            "pipeline-layers: last = cumsum[B](h_sliced) mixes the rows of B, so that batches cannot be computed one"
+            " after the other",
         ),
     ],
 )
@@ -256,4 +257,60 @@ def test_what_has_no_stages(changes: dict[str, str], options: dict[str, Any], re
         text = text.replace(old, new)
     with pytest.raises(DiagnosticError) as refused:
         run_passes(explicit(program(text)), [PipelineLayers(**options)])
+    assert refused.value.diagnostics[0].message == reason
+
+
+STAGES = (
+    LAYERS.replace("mesh x=2", "mesh x=2 p=2")
+    .replace("f32 NEF_x", "f32 N_pEF_x")
+    .replace("f32 NF_xE", "f32 N_pF_xE")
+    .replace("f32 NBTE", "f32 N_pBTE")
+    .replace("mean: f32 NBE", "mean: f32 N_pBE")
+)
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_weights_split_along_the_layers_are_stages(batches: int) -> None:
+    made = load(Source("stages", STAGES), micro_batches=batches)
+    assert list(made.mesh.items()) == [("x", 2), ("p", 2)]
+    assert str(made.globals["w_in"].type) == "f32 N_pEF_x"
+    assert largest_difference(program(LAYERS), made, 2, batches, calls=2) < 1e-13
+
+
+def test_one_stage_has_all_layers() -> None:
+    made = load(Source("stages", STAGES), {"p": 1}, micro_batches=2)
+    assert list(made.mesh.items()) == [("x", 2), ("p", 1)]
+    assert largest_difference(program(LAYERS), made, 1, 1) < 1e-13
+
+
+@pytest.mark.parametrize("command", ["run", "compile", "opt", "check"])
+def test_commands_take_stages(command: str, tmp_path: Path, shardwright: Callable[..., Any]) -> None:
+    path = tmp_path / "stages.shard"
+    path.write_text(STAGES)
+    batches = () if command == "check" else ("--micro-batches", "4")
+    done = shardwright(command, path, *batches)
+    assert done.status == 0, done.err
+    said = {
+        "run": "agrees within 3.5e-04",
+        "compile": "lax.ppermute",
+        "opt": "roll[p, over=S, shift=1]",
+        "check": "types of one stage of 2 over p, with the layers of all",
+    }
+    assert said[command] in done.out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "mesh", "batches", "reason"),
+    [
+        ("", "", {"p": 3}, 1, "N=4 does not divide over 3 stages"),
+        ("", "", {}, 3, "3 micro-batches do not divide B=8"),
+        ("p=2", "p=2 q=2", {}, 1, "N is split over p and q"),
+        ("N_p", "N", {}, 2, "--micro-batches 2 is of a pipeline, and the program has no stages"),
+    ],
+)
+def test_stages_that_cannot_be(old: str, new: str, mesh: dict[str, int], batches: int, reason: str) -> None:
+    text = STAGES.replace(old, new) if old else STAGES
+    text = text.replace("N_p", "N_pq") if "q=2" in text else text
+    with pytest.raises(DiagnosticError) as refused:
+        load(Source("stages", text), mesh, micro_batches=batches)
     assert refused.value.diagnostics[0].message == reason
