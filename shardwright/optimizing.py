@@ -9,10 +9,11 @@ from typing import Any
 
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.module_files import load_module
-from shardwright.compiling.compile_program import Compiled, compile_program, print_program, tolerance
+from shardwright.compiling.compile_program import Compiled, compile_program, print_program
 from shardwright.explaining.explain import explain_text
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
-from shardwright.tracing.trace import Trace, is_key, trace
+from shardwright.tracing.random_keys import as_given, numbers_of
+from shardwright.tracing.trace import Trace, trace
 
 
 class Optimized:
@@ -39,9 +40,7 @@ class Optimized:
             results, _ = results
         leaves = results if isinstance(results, tuple | list) else (results,)
         shapes, tree = jax.tree_util.tree_flatten(self._results)
-        return tree.unflatten(
-            [_as_declared(leaf, shape, self.mesh) for leaf, shape in zip(leaves, shapes, strict=True)]
-        )
+        return tree.unflatten([as_given(leaf, shape, self.mesh) for leaf, shape in zip(leaves, shapes, strict=True)])
 
     def lower(self, *args: Any) -> Any:
         """JAX's `lower` of the function as it runs, for `compile` and its text."""
@@ -70,7 +69,7 @@ class Optimized:
             raise ValueError(f"arguments are {tree}, and the function was optimized for {self._arguments}")
         if self.is_plain:
             return leaves
-        return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in leaves]
+        return [numbers_of(leaf) for leaf in leaves]
 
     def __repr__(self) -> str:
         return print_program(self.compiled.program)
@@ -108,33 +107,11 @@ def optimize(
     if traced.not_compared:
         raise fault("not-compared", f"the traced program was not compared: {traced.not_compared}", NOWHERE,
                     "give smaller example arguments")  # fmt: skip
-    require_the_function(traced)
+    traced.require_agreement()
     compiled = compile_program(traced.program, objective=objective, chip=chip, solver=solver)
     results = jax.eval_shape(function, *args)
     made = Optimized(traced, compiled, mesh, (jax.tree_util.tree_structure(tuple(args)), results))
     return made.unless_plain_receives_less(function, _over(mesh, args)) if objective == "bytes" else made
-
-
-def _as_declared(array: Any, shape: Any, mesh: Any) -> Any:
-    """A result in the format that the function gives it, of those that the language keeps wider, or has no word for."""
-    import jax
-
-    if is_key(array) or not is_key(shape):
-        return array if is_key(array) else array.astype(shape.dtype)
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    return jax.random.wrap_key_data(jax.device_put(array, whole))
-
-
-def require_the_function(traced: Trace) -> None:
-    """Raises a `DiagnosticError` where the program and the function were compared and differ."""
-    if not traced.not_compared and not traced.largest_relative_difference <= tolerance(traced.program):
-        raise fault(
-            "not-the-function",
-            f"the traced program differs from the function by {traced.largest_relative_difference:.1e}, relative to "
-            "the largest magnitude",
-            NOWHERE,
-            "give example arguments that are typical: integers are drawn between their least and greatest",
-        )
 
 
 def _over(mesh: Any, args: Sequence[Any]) -> Any:

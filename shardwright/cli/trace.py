@@ -44,14 +44,13 @@ def execute(args: argparse.Namespace) -> int:
     """Writes the program; prints what it was made of, as one JSON object with `--json`."""
     from shardwright.cli.output import print_json, write_output
     from shardwright.models.weight_map import map_path, to_json
-    from shardwright.optimizing import require_the_function
     from shardwright.tracing.trace import from_file, trace
 
     path, _, name = args.function.rpartition(":")
     function, examples = from_file(name, path, args.arguments)
     shardings = stated_shardings(args)
     traced = trace(function, examples, mesh=args.mesh, name=name, shardings=shardings)
-    require_the_function(traced)
+    traced.require_agreement()
     print_notes(shardings, traced.notes)
     write_output(args.output, traced.text)
     if traced.paths:

@@ -32,7 +32,7 @@ from shardwright.passes.transformations.pad_heads import PadHeads, padded_sizes
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from shardwright.cost.programs.pipelines import Stages
+    from shardwright.cost.programs.pipeline_stages import Stages
 
 
 def load(
@@ -72,7 +72,7 @@ def load_stages(
 ) -> tuple[Program, Stages | None]:
     """The program of a file or of a `Source`; where weights are split along the dimension of a loop, that of one stage,
     with all layers, and the stages."""
-    from shardwright.cost.programs.pipelines import one_stage
+    from shardwright.cost.programs.pipeline_stages import one_stage
 
     text = source if isinstance(source, Source) else read_source(source)
     with located(text):
@@ -96,7 +96,7 @@ def require_stages(micro_batches: int) -> None:
 
 def _in_stages(program: Program, stages: Stages, micro_batches: int, place: Place) -> Program:
     """The program that all stages run, of that of one with all layers."""
-    from shardwright.cost.programs.pipelines import BATCH, layers_of_stage, one_micro_batch
+    from shardwright.cost.programs.pipeline_stages import BATCH, layers_of_stage, one_micro_batch
     from shardwright.cost.programs.resizing import resized
     from shardwright.passes.transformations.pipeline_layers import PipelineLayers
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.models.weight_map import NUMBERED, WeightEntry, WeightMap
 from shardwright.tracing.places import of_file, place_of, untraceable
 from shardwright.tracing.proof_sizes import MOST_WORK, PATIENCE, alike, smaller_arguments, smaller_sizes, work_of
+from shardwright.tracing.random_keys import without_keys
 
 if TYPE_CHECKING:
     from shardwright.ir import walk
@@ -77,6 +78,19 @@ class Trace:
             entries[name] = WeightEntry(shape.names, tuple((dim,) for dim in stored), self.paths[name])
         sizes = {dim.name: dim.size for shape in kinds.values() for dim in shape.dims}
         return WeightMap(self.program.funcs[0].name, sizes, entries)
+
+    def require_agreement(self) -> None:
+        """Raises a `DiagnosticError` where the program and the function were compared and differ."""
+        from shardwright.compiling.compile_program import tolerance
+
+        if not self.not_compared and not self.largest_relative_difference <= tolerance(self.program):
+            raise fault(
+                "not-the-function",
+                f"the traced program differs from the function by {self.largest_relative_difference:.1e}, relative to "
+                "the largest magnitude",
+                NOWHERE,
+                "give example arguments that are typical: integers are drawn between their least and greatest",
+            )
 
     def __repr__(self) -> str:
         return self.text
@@ -140,7 +154,7 @@ def _trace(
 
     began = perf_counter()
     if not is_module(function):
-        function, args = _without_keys(function, args)
+        function, args = without_keys(function, args)
     module = exported(function, args) if is_module(function) else None
     try:
         if module is None:
@@ -337,38 +351,6 @@ def _operations(program: Program) -> list[str]:
 def _rounds(traced: TracedFunction) -> bool:
     """Formats of 16 bits round in the function too, so the program's meaning is taken with its formats."""
     return bool({"bfloat16", "float16"}.intersection(variable.dtype for variable in _variables(traced.graph)))
-
-
-def is_key(leaf: Any) -> bool:
-    """Tells whether it is an array of typed keys of random numbers, as `jax.random.key` gives."""
-    return str(getattr(leaf, "dtype", "")).startswith("key<")
-
-
-def _without_keys(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """The function of the two numbers that each key of random numbers among its arguments is made of, and which gives
-    those of keys that it returns."""
-    import jax
-
-    leaves, tree = jax.tree_util.tree_flatten(tuple(args))
-    keys = [is_key(leaf) for leaf in leaves]
-    if not any(keys):
-        return function, args
-
-    def of_numbers(*given: Any) -> Any:
-        parts = jax.tree_util.tree_leaves(given)
-        wrapped = [jax.random.wrap_key_data(part) if key else part for part, key in zip(parts, keys, strict=True)]
-        results = function(*jax.tree_util.tree_unflatten(tree, wrapped))
-        return jax.tree_util.tree_map(plain, results)
-
-    def plain(leaf: Any) -> Any:
-        return jax.random.key_data(leaf) if is_key(leaf) else leaf
-
-    def numbers(leaf: Any) -> Any:
-        shaped = isinstance(leaf, jax.ShapeDtypeStruct)
-        return jax.ShapeDtypeStruct((*leaf.shape, 2), np.uint32) if shaped else jax.random.key_data(leaf)
-
-    given = [numbers(leaf) if key else leaf for leaf, key in zip(leaves, keys, strict=True)]
-    return functools.wraps(function)(of_numbers), jax.tree_util.tree_unflatten(tree, given)
 
 
 def _variables(graph: Graph) -> Iterator[Variable]:
