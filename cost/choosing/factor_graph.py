@@ -295,6 +295,7 @@ class _Search:
             left = self.decided(problem, variable, pivot, True, FORBIDDEN / 2)
             while left is None:
                 dead_ends += 1
+                self.limit.charge(problem.entries())
                 if not decisions or dead_ends > _DEAD_ENDS:
                     return
                 left = self.decided(*decisions.pop(), False, FORBIDDEN / 2)

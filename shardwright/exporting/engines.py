@@ -131,9 +131,9 @@ def nearest(
     under which a chip holds as much of the weights and of the state as in the program, and of these the fastest.
 
     With `stages` both are of one stage of a pipeline that has all layers (`cost.programs.pipeline_stages`). With
-    `as_plan` only what `transformers` splits: one group of chips, heads of keys and values that each chip has for itself, no
-    cache split along positions, and no table that the output shares (`tied`). Raises a `DiagnosticError` where no
-    setting fits the sizes and the memory of the chip.
+    `as_plan` only what `transformers` splits: one group of chips, heads of keys and values that each chip has for
+    itself, no cache split along positions, and no table that the output shares (`tied`). Raises a `DiagnosticError`
+    where no setting fits the sizes and the memory of the chip.
     """
     plain = replace(program, funcs=tuple(without_movements(program, func) for func in program.funcs))
     bases: list[tuple[Program, Stages | None]] = [(plain, stages)]
