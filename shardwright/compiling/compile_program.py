@@ -71,8 +71,8 @@ def load_stages(
     passes: Sequence[Pass] = (),
 ) -> tuple[Program, Stages | None]:
     """The program of a file or of a `Source`; where weights are split along the dimension of a loop, that of one stage,
-    with all layers, and the stages."""
-    from shardwright.cost.programs.pipeline_stages import one_stage
+    with all layers, and the stages. Raises where these do not divide the layers."""
+    from shardwright.cost.programs.pipeline_stages import layers_of_stage, one_stage
 
     text = source if isinstance(source, Source) else read_source(source)
     with located(text):
@@ -80,7 +80,10 @@ def load_stages(
         check_overrides(module, mesh or {}, dims or {})
         module, stages = one_stage(module, mesh or {})
         own = {axis: size for axis, size in (mesh or {}).items() if stages is None or axis not in stages.axes}
-        return _elaborated(module, own, dims, passes), stages
+        program = _elaborated(module, own, dims, passes)
+        if stages is not None:
+            layers_of_stage(program, stages)  # refuses layers that do not divide
+        return program, stages
 
 
 def require_stages(micro_batches: int) -> None:
@@ -96,11 +99,10 @@ def require_stages(micro_batches: int) -> None:
 
 def _in_stages(program: Program, stages: Stages, micro_batches: int, place: Place) -> Program:
     """The program that all stages run, of that of one with all layers."""
-    from shardwright.cost.programs.pipeline_stages import BATCH, layers_of_stage, one_micro_batch
+    from shardwright.cost.programs.pipeline_stages import BATCH, one_micro_batch
     from shardwright.cost.programs.resizing import resized
     from shardwright.passes.transformations.pipeline_layers import PipelineLayers
 
-    layers_of_stage(program, stages)  # refuses what does not divide, at its place
     axis, *others = stages.axes
     if others:
         raise fault("no-pipeline", f"{stages.dim} is split over {axis} and {' and '.join(others)}", NOWHERE,

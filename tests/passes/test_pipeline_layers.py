@@ -297,6 +297,10 @@ def test_commands_take_stages(command: str, tmp_path: Path, shardwright: Callabl
         "check": "types of one stage of 2 over p, with the layers of all",
     }
     assert said[command] in done.out
+    done = shardwright(command, path, *batches, "--mesh", "p=3")
+    assert (done.status, done.err.splitlines()[0]) == (
+        1, f"{path}:3:9: error: N=4 does not divide over 3 stages [not-divisible]"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
