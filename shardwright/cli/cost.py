@@ -176,10 +176,11 @@ def _of_program(
 ) -> tuple[list[Cost], GenerationCost | None, dict[str, CompiledCosts]]:
     from shardwright.cli.output import load_program, read_program
     from shardwright.compiling.compile_program import require_stages
-    from shardwright.cost.programs.pipeline_stages import one_stage, pipeline_cost
+    from shardwright.cost.programs.pipeline_cost import pipeline_cost
     from shardwright.cost.programs.program_cost import cost_of
     from shardwright.ir.diagnostics import located
     from shardwright.ir.elaboration.overrides import check_overrides
+    from shardwright.ir.stages import one_stage
     from shardwright.ir.text.parser import parse
     from shardwright.ir.verification.completion import complete
     from shardwright.ir.verification.verifier import Level, verify

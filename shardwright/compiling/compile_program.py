@@ -19,6 +19,7 @@ from shardwright.ir.elaboration.declarations import resolve_declarations
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.elaboration.overrides import check_overrides
 from shardwright.ir.program import Program
+from shardwright.ir.stages import Stages, one_stage
 from shardwright.ir.text.parser import parse, read_source
 from shardwright.ir.text.syntax import MeshItem, Module
 from shardwright.ir.types import DType
@@ -31,8 +32,6 @@ from shardwright.passes.transformations.pad_heads import PadHeads, padded_sizes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from shardwright.cost.programs.pipeline_stages import Stages
 
 
 def load(
@@ -72,8 +71,6 @@ def load_stages(
 ) -> tuple[Program, Stages | None]:
     """The program of a file or of a `Source`; where weights are split along the dimension of a loop, that of one stage,
     with all layers, and the stages. Raises where these do not divide the layers."""
-    from shardwright.cost.programs.pipeline_stages import layers_of_stage, one_stage
-
     text = source if isinstance(source, Source) else read_source(source)
     with located(text):
         module = parse(text)
@@ -82,7 +79,7 @@ def load_stages(
         own = {axis: size for axis, size in (mesh or {}).items() if stages is None or axis not in stages.axes}
         program = _elaborated(module, own, dims, passes)
         if stages is not None:
-            layers_of_stage(program, stages)  # refuses layers that do not divide
+            stages.layers(program)  # refuses those that do not divide
         return program, stages
 
 
@@ -99,7 +96,7 @@ def require_stages(micro_batches: int) -> None:
 
 def _in_stages(program: Program, stages: Stages, micro_batches: int, place: Place) -> Program:
     """The program that all stages run, of that of one with all layers."""
-    from shardwright.cost.programs.pipeline_stages import BATCH, one_micro_batch
+    from shardwright.cost.programs.pipeline_cost import BATCH, one_micro_batch
     from shardwright.cost.programs.resizing import resized
     from shardwright.passes.transformations.pipeline_layers import PipelineLayers
 

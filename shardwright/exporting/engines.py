@@ -28,7 +28,7 @@ from shardwright.ir.walk import map_program_values
 if TYPE_CHECKING:
     from shardwright.cost.choosing.objective import Objective
     from shardwright.cost.hardware.chips import Chip
-    from shardwright.cost.programs.pipeline_stages import Stages
+    from shardwright.ir.stages import Stages
 
 _FASTER = 1.01
 """A setting is named beside the nearest where that takes so many times as long."""
@@ -130,7 +130,7 @@ def nearest(
     """The engine's setting for a surface program whose explicit form is `own`: of those that fit on the chip the one
     under which a chip holds as much of the weights and of the state as in the program, and of these the fastest.
 
-    With `stages` both are of one stage of a pipeline that has all layers (`cost.programs.pipeline_stages`). With
+    With `stages` both are of one stage of a pipeline that has all layers (`cost.programs.pipeline_cost`). With
     `as_plan` only what `transformers` splits: one group of chips, heads of keys and values that each chip has for
     itself, no cache split along positions, and no table that the output shares (`tied`). Raises a `DiagnosticError`
     where no setting fits the sizes and the memory of the chip.
@@ -166,7 +166,7 @@ def nearest(
 def time_of(program: Program, objective: Objective, stages: Stages | None = None) -> float:
     """The predicted seconds of an explicit program's functions, as often as they are called. Of a pipeline as many
     micro-batches are in flight as there are stages, where the batch divides."""
-    from shardwright.cost.programs.pipeline_stages import micro_batches, pipeline_cost
+    from shardwright.cost.programs.pipeline_cost import micro_batches, pipeline_cost
     from shardwright.cost.programs.program_cost import cost_of
 
     chip, constants = objective.chip, objective.constants
@@ -179,7 +179,7 @@ def time_of(program: Program, objective: Objective, stages: Stages | None = None
 
 
 def _candidate(made: Program, setting: EngineSetting, objective: Objective, stages: Stages | None) -> Candidate:
-    from shardwright.cost.programs.pipeline_stages import layers_of_stage, with_all_layers
+    from shardwright.cost.programs.pipeline_cost import layers_of_stage, with_all_layers
     from shardwright.passes.compiling.choosing import search
 
     if stages is None:

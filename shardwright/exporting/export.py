@@ -10,9 +10,9 @@ from shardwright.ir.diagnostics import NOWHERE, fault
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.objective import Objective
-    from shardwright.cost.programs.pipeline_stages import Stages
     from shardwright.exporting.engines import Nearest
     from shardwright.ir.program import Program
+    from shardwright.ir.stages import Stages
     from shardwright.models.weight_map import WeightMap
 
 FORMATS = ("jax", "dtensor", "hf-tp-plan", "vllm", "shardy", "model-explorer")
@@ -50,7 +50,7 @@ def export(
     Raises a `DiagnosticError` where the tool has no equivalent.
     """
     from shardwright.compiling.compile_program import explicit
-    from shardwright.cost.programs.pipeline_stages import layers_of_stage, with_all_layers
+    from shardwright.cost.programs.pipeline_cost import layers_of_stage, with_all_layers
 
     if to not in FORMATS:
         raise fault("unknown-format", f"no format is called {to}; there are {', '.join(FORMATS)}", NOWHERE)

@@ -20,7 +20,7 @@ from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.simulation.simulator import simulate
 from shardwright.compiling.compile_program import load
 from shardwright.cost.hardware.chips import load_chip
-from shardwright.cost.programs.pipeline_stages import Stages, pipeline_cost
+from shardwright.cost.programs.pipeline_cost import pipeline_cost
 from shardwright.cost.programs.program_cost import cost_of
 from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import DiagnosticError, Source
@@ -28,6 +28,7 @@ from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Roll
 from shardwright.ir.program import Program
+from shardwright.ir.stages import Stages
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType, ValueType
 from shardwright.ir.walk import lets_in
@@ -216,7 +217,7 @@ def test_generation(checkpoint: Callable[..., Path], tmp_path: Path, shardwright
 
 @pytest.mark.parametrize("batches", [1, 4])
 def test_the_price_is_that_of_stages_that_fill_and_drain(batches: int) -> None:
-    """Beside `cost.programs.pipeline_stages`, which prices stages without writing them: of a program whose layers take
+    """Beside `cost.programs.pipeline_cost`, which prices stages without writing them: of a program whose layers take
     nearly all of its time, and keep no state, of which a stage copies what its micro-batch has."""
     plain = resized(program(FEEDFORWARD), {"B": 2048})
     chip = load_chip("h100")

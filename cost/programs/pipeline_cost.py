@@ -1,7 +1,4 @@
-"""Pipeline stages: a program whose loop over layers runs over chips (`N_p`) as the program of one stage, and its time.
-
-    mesh p=2 x=4                    mesh x=4
-    weights { w: N_pE_xF }   -->    weights { w: NE_xF }      2 stages, each with half of the layers
+"""The time of a program whose loop over layers runs over pipeline stages, from the program of one stage.
 
 The stages work one after the other on the same tokens, so one micro-batch takes the time of all layers, and M of them
 take (M + P - 1) / P of that: the pipeline fills and drains (Huang et al. 2019, section 2.3). In decode the next token
@@ -10,9 +7,7 @@ of a sequence waits for this one, so a step takes max(M, P) / P.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants, KernelDemand, times_of
@@ -21,92 +16,13 @@ from shardwright.cost.movements.collectives import CollectiveKind, latency_and_t
 from shardwright.cost.programs.memory import MemoryUse, device_bytes
 from shardwright.cost.programs.program_cost import Cost, cost_of
 from shardwright.cost.programs.resizing import resized
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.program import Func, Loop, Program
-from shardwright.ir.text.syntax import (
-    Decl,
-    FuncItem,
-    Item,
-    LoopStmt,
-    MeshItem,
-    Module,
-    RowDim,
-    StateItem,
-    Stmt,
-    WeightsItem,
-)  # fmt: skip
+from shardwright.ir.stages import Stages
 from shardwright.ir.walk import program_values
 
 BATCH = "B"
 """The dimension whose rows micro-batches have."""
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The axes that the loop's dimension `dim` is split over, with their sizes; P is their product."""
-
-    dim: str
-    axes: Mapping[str, int]
-
-    @property
-    def count(self) -> int:
-        return prod(self.axes.values())
-
-
-def one_stage(module: Module, mesh: Mapping[str, int]) -> tuple[Module, Stages | None]:
-    """The program without the axes that split a looped dimension of weights and state, and these; None where none do.
-
-    `mesh` has sizes in place of the file's own.
-    """
-    looped = {dim for item in module.items if isinstance(item, FuncItem) for dim in _looped(item.body)}
-    rows = [row for item in module.items for decl in _declared(item) for row in _dims(decl)]
-    split = {(row.name, axis) for row in rows if row.name in looped for axis in row.axes or ()}
-    if not split:
-        return module, None
-    dim = min(name for name, _ in split)
-    axes = {axis for name, axis in split if name == dim}
-    sizes = {axis.name: axis.size for item in module.items if isinstance(item, MeshItem) for axis in item.axes}
-    items = tuple(_without(item, dim, axes) for item in module.items)
-    items = tuple(item for item in items if not isinstance(item, MeshItem) or item.axes)  # all chips may be stages
-    return replace(module, items=items), Stages(
-        dim, {axis: mesh.get(axis, sizes.get(axis, 1)) for axis in sorted(axes)}
-    )
-
-
-def _looped(body: tuple[Stmt, ...]) -> Iterator[str]:
-    for statement in body:
-        if isinstance(statement, LoopStmt):
-            yield statement.dim
-            yield from _looped(statement.body)
-
-
-def _declared(item: Item) -> tuple[Decl, ...]:
-    return item.decls if isinstance(item, WeightsItem | StateItem) else ()
-
-
-def _dims(decl: Decl) -> tuple[RowDim, ...]:
-    return decl.type.row.dims if decl.type.row is not None else ()
-
-
-def _without(item: Item, dim: str, axes: set[str]) -> Item:
-    if isinstance(item, MeshItem):
-        return replace(item, axes=tuple(axis for axis in item.axes if axis.name not in axes))
-    if isinstance(item, WeightsItem | StateItem):
-        return replace(item, decls=tuple(_bare(decl, dim, axes) for decl in item.decls))
-    return item
-
-
-def _bare(decl: Decl, dim: str, axes: set[str]) -> Decl:
-    if decl.type.row is None:
-        return decl
-    dims = tuple(
-        replace(row, axes=tuple(axis for axis in row.axes or () if axis not in axes)) if row.name == dim else row
-        for row in decl.type.row.dims
-    )
-    return replace(decl, type=replace(decl.type, row=replace(decl.type.row, dims=dims)))
-
-
-# ---------------------------------------------------------------- the time
 
 
 def pipeline_cost(
@@ -116,9 +32,8 @@ def pipeline_cost(
 
     Raises where M does not divide the batch, or the mesh with its stages does not fit the chip's interconnect.
     """
-    sizes, P, M = program.sizes(func), stages.count, micro_batches
-    if sizes[stages.dim] % P:
-        raise _uneven(program, stages)
+    P, M = stages.count, micro_batches
+    stages.layers(program)  # refuses those that do not divide
     if M > 1:
         program = one_micro_batch(program, M)
         func = program.func(func.name)
@@ -163,26 +78,13 @@ def micro_batches(program: Program, stages: Stages) -> int:
 
 
 def layers_of_stage(program: Program, stages: Stages) -> Program:
-    """The program of one stage with its own layers alone. Raises where the layers do not divide over the stages."""
-    size = program.dim(stages.dim).size
-    if size % stages.count:
-        raise _uneven(program, stages)
-    return resized(program, {stages.dim: size // stages.count})
+    """The program of one stage with its own layers alone. Raises where the stages do not divide the layers."""
+    return resized(program, {stages.dim: stages.layers(program)})
 
 
 def with_all_layers(program: Program, stages: Stages) -> Program:
     """The program of one stage with the layers of all, from that with its own."""
     return resized(program, {stages.dim: program.dim(stages.dim).size * stages.count})
-
-
-def _uneven(program: Program, stages: Stages) -> DiagnosticError:
-    dim = program.dim(stages.dim)
-    return fault(
-        "not-divisible",
-        f"{stages.dim}={dim.size} does not divide over {stages.count} stages",
-        dim.span,
-        f"give {stages.dim} a size that is a multiple of {stages.count}",
-    )
 
 
 def _between(program: Program, func: Func, stages: Stages, chip: Chip) -> KernelDemand:
