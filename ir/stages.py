@@ -1,7 +1,9 @@
 """Pipeline stages: weights and state that are split along the dimension of a loop (`N_p`), and the program of one.
 
-mesh p=2 x=4                    mesh x=4
-weights { w: N_pE_xF }   -->    weights { w: NE_xF }      2 stages, each with half of the layers
+    mesh p=2 x=4                    mesh x=4
+    weights { w: N_pE_xF }   -->    weights { w: NE_xF }      2 stages, each with half of the layers
+
+Layouts are chosen for one stage; the pass `pipeline-layers` then writes what all of them run.
 """
 
 from __future__ import annotations
