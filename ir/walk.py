@@ -121,6 +121,14 @@ def values_in(body: Iterable[Statement]) -> Iterator[Value]:
     return (value for statement in statements(body) for value in defined(statement))
 
 
+def as_written(written: Iterable[Value], made: Iterable[Value]) -> list[Value]:
+    """For each value of a program as it was written what passes made of it: of the same name, at the same place where
+    the bodies of several loops have the name; itself where there is none."""
+    by_name = {value.name: value for value in made}
+    by_place = {(value.name, value.span): value for value in made}
+    return [by_place.get((value.name, value.span)) or by_name.get(value.name, value) for value in written]
+
+
 def names_read(body: Iterable[Statement]) -> list[str]:
     """The names that statements read, each once, in order of appearance."""
     found: dict[str, None] = {}

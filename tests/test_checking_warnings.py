@@ -107,3 +107,20 @@ def test_check_prints_them_and_goes_on(shardwright: Callable[..., Any], tmp_path
     assert "func f" in got.out
     made = json.loads(shardwright("check", file, "--json").out)
     assert (made["ok"], [each["severity"] for each in made["diagnostics"]]) == (True, ["warning"])
+
+
+def test_a_name_of_two_loops_has_the_type_of_each() -> None:
+    text = """mesh x=2
+dim B=4 E=8 N=2
+
+func f(x: f32 B_xE) -> f32 B_x {
+  y = loop[N](h: f32 B_xE = x) {
+    b: f32 B_xE = tanh(h)
+    next b
+  }
+  b: f32 B_x = sum[E](y)
+  return b
+}
+"""
+    (func,) = check_in_full(load(Source("f", text))).functions
+    assert [value["type"] for value in func["values"] if value["name"] == "b"] == ["f32 B_xE", "f32 B_x"]

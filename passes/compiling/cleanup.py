@@ -88,11 +88,13 @@ def _without_repeats(program: Program, func: Func) -> Func:
     A state is another value once it is set; values that the author demanded under a name of their own stay.
     """
     states = program.state_names
-    renamed: dict[str, str] = {}
     versions: dict[str, int] = {}
 
     def visit(
-        body: tuple[Statement, ...], scope: Scope, known: dict[_Expression, tuple[str, ...]]
+        body: tuple[Statement, ...],
+        scope: Scope,
+        known: dict[_Expression, tuple[str, ...]],
+        renamed: dict[str, str],
     ) -> tuple[Statement, ...]:
         made: list[Statement] = []
         for original in body:
@@ -122,26 +124,27 @@ def _without_repeats(program: Program, func: Func) -> Func:
                     versions[statement.state] = versions.get(statement.state, 0) + 1
                     made.append(statement)
                 case Loop():
-                    made.append(inside(statement, scope, known))
+                    made.append(inside(statement, scope, known, dict(renamed)))  # other loops may use its names
                 case _:
                     made.append(statement)
         return tuple(made)
 
-    def inside(loop: Loop, scope: Scope, known: dict[_Expression, tuple[str, ...]]) -> Loop:
+    def inside(loop: Loop, scope: Scope, known: dict[_Expression, tuple[str, ...]], renamed: dict[str, str]) -> Loop:
         # What the loop slices or sets is another value inside it, and in every trip.
         same = {
             e: names
             for e, names in known.items()
             if all(loop.dim not in kind.names for kind in e.types) and not e.mentions(states)
         }
-        body = visit(loop.body, scope.inside(loop), same)
+        body = visit(loop.body, scope.inside(loop), same, renamed)
         for name in states_set(body):
             versions[name] = versions.get(name, 0) + 1
         for value in loop.results:
             scope.define(value)
         return replace(loop, body=body, following=tuple(renamed.get(name, name) for name in loop.following))
 
-    body = visit(func.body, Scope.of(program, func), {})
+    renamed: dict[str, str] = {}
+    body = visit(func.body, Scope.of(program, func), {}, renamed)
     return replace(func, body=body, returns=tuple(renamed.get(name, name) for name in func.returns))
 
 

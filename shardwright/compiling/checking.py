@@ -14,7 +14,7 @@ from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, OpenType, TensorType
 from shardwright.ir.verification.completion import complete
 from shardwright.ir.verification.verifier import Level, verify
-from shardwright.ir.walk import defined, sites, statements, values_in
+from shardwright.ir.walk import as_written, defined, sites, statements, values_in
 from shardwright.passes.base import Proof
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.compiling.decompose import Decompose
@@ -148,20 +148,19 @@ def _reduced_at_once(statement: Let, scope: Scope, given: set[str]) -> Iterator[
 
 def _function(program: Program, typed: Program, func: Func) -> CheckedFunction:
     done = typed.func(func.name)
-    types = {value.name: value for value in (*done.params, *values_in(done.body))}
-    types.update(typed.globals)
     orders = orders_in(typed, done)
     at_edges = [(value.name, value.type) for value in (*typed.weights, *typed.state, *done.params)]
     at_edges += zip(func.returns, done.results, strict=True)
     edges = {name for name, kind in at_edges if strided_dims(kind, orders, typed.mesh)}
 
-    def entry(value: Value, op: str) -> CheckedValue:
-        known = types.get(value.name, value)
+    def entry(value: Value, known: Value, op: str) -> CheckedValue:
         found = value.marking is not Marking.DEMANDED or not isinstance(value.type, TensorType)
         strided = value.name in edges
         return {"name": value.name, "type": str(known.type), "op": op, "found": found, "strided": strided}
 
-    values = [entry(value, op) for value, op in (*named_globals(program), *named_values(func))]
+    named = [*named_globals(program), *named_values(func)]
+    made = as_written((value for value, _ in named), [*typed.globals.values(), *done.params, *values_in(done.body)])
+    values = [entry(value, known, op) for (value, op), known in zip(named, made, strict=True)]
     return {"name": func.name, "values": values}
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.backends.jax.source_text import axes_text
 from shardwright.exporting.stored import laid_weights
+from shardwright.ir.diagnostics import Span
 from shardwright.ir.ops.contraction import Contract
 from shardwright.ir.ops.movements import Movement
-from shardwright.ir.program import Let, Loop
+from shardwright.ir.program import Let, Loop, Value
 from shardwright.ir.types import TensorType
-from shardwright.ir.walk import lets_in
 
 if TYPE_CHECKING:
     from shardwright.backends.simulation.digit_factors import Digits
@@ -102,28 +102,44 @@ def constraints(func: Func, digits: Digits, *, parameters: bool = False) -> Iter
     A value that goes to several places has the first: it is the one whose layout its statement is given. With
     `parameters` those that go elsewhere at once are among them, what loops carry and slices of values too.
     """
-    lets = list(lets_in(func.body))
-    made = {value.name: let for let in lets for value in let.results}
-    moved_on = {operand for let in lets if isinstance(let.operation, Movement) for operand in let.operands}
-    carried = [carry.value for loop, _ in func.walk() if isinstance(loop, Loop) for carry in loop.carries]
-    given = {value.name: value for value in (*func.params, *carried)} if parameters else {}
-    done: set[str] = set()
-    for let in lets:
-        if not isinstance(let.operation, Movement) or let.result.name in moved_on:
+    lets: list[Let] = []
+    makers: list[int | None] = []
+    """For each of `lets` the one that makes what it reads first, by number."""
+    given: list[Value | None] = []
+    """What it reads first where no statement makes it."""
+    latest: dict[str, int] = {}
+    values = {value.name: value for value in func.params} if parameters else {}
+    for statement, _ in func.walk():
+        if isinstance(statement, Loop):
+            carried = {carry.value.name: carry.value for carry in statement.carries}
+            latest = {name: at for name, at in latest.items() if name not in carried}
+            values |= carried if parameters else {}
+        if isinstance(statement, Let):
+            read = str(next(iter(statement.operands), ""))
+            makers.append(latest.get(read))
+            given.append(values.get(read))
+            latest |= {value.name: len(lets) for value in statement.results}
+            lets.append(statement)
+    moved_on = {maker for maker, let in zip(makers, lets, strict=True) if isinstance(let.operation, Movement)}
+    done: set[tuple[str, Span]] = set()
+    for at, let in enumerate(lets):
+        if not isinstance(let.operation, Movement) or at in moved_on:
             continue
-        first = let
-        while isinstance(before := made.get(str(first.operands[0])), Let) and isinstance(before.operation, Movement):
+        first = at
+        while (before := makers[first]) is not None and isinstance(lets[before].operation, Movement):
             first = before
-        let_before = made.get(str(first.operands[0]))
-        source = let_before.result if let_before is not None else given.get(str(first.operands[0]))
+        let_before = None if before is None else lets[before]
+        source = let_before.result if let_before is not None else given[first]
         kind = let.result.type
-        if source is None or source.origin or source.name in done or not isinstance(kind, TensorType):
+        if source is None or source.origin or not isinstance(kind, TensorType):
             continue
-        if kind.partial or not all(digits.is_contiguous(kind, dim.name) for dim in kind.dims if kind.split(dim.name)):
+        if (source.name, source.span) in done or kind.partial:
+            continue
+        if not all(digits.is_contiguous(kind, dim.name) for dim in kind.dims if kind.split(dim.name)):
             continue
         if not parameters and kind.names != source.shape.names:
             continue
-        done.add(source.name)
+        done.add((source.name, source.span))
         layout = tuple(digits.ordered_axes(kind, dim.name) for dim in kind.dims)
         is_product = let_before is not None and isinstance(let_before.operation, Contract)
         yield Constraint(source, layout, is_product, kind.names)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Source, Span, fault, located
 from shardwright.ir.program import Func, Marking, Program, Statement, Value
 from shardwright.ir.types import TensorType
-from shardwright.ir.walk import defined, reads, statements, values_in
+from shardwright.ir.walk import as_written, defined, reads, statements, values_in
 
 if TYPE_CHECKING:
     from shardwright.cost.programs.program_cost import Cost
@@ -196,9 +196,10 @@ def _values(program: Program, typed: Program) -> Iterator[ValueFacts]:
         yield from _facts(program, "", value, typed.globals[value.name], op)
     for func in program.funcs:
         done = typed.func(func.name)
-        types: dict[str, Value] = {value.name: value for value in (*done.params, *values_in(done.body))}
-        for value, op in named_values(func):
-            yield from _facts(program, func.name, value, types.get(value.name, value), op)
+        named = list(named_values(func))
+        made = as_written((value for value, _ in named), [*done.params, *values_in(done.body)])
+        for (value, op), known in zip(named, made, strict=True):
+            yield from _facts(program, func.name, value, known, op)
 
 
 def _facts(program: Program, func: str, value: Value, typed: Value, op: str) -> Iterator[ValueFacts]:

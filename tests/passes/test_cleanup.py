@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from program_text import program
 
+from shardwright.backends.validation.validate import validate
 from shardwright.compiling.compile_program import print_program
 from shardwright.ir.verification.completion import complete
 from shardwright.passes.compiling.cleanup import Cleanup
@@ -130,3 +131,30 @@ def test_movements_of_what_a_loop_slices_are_not_merged_with_the_whole() -> None
             }""")
     )
     assert print_program(program(print_program(made))) == print_program(made)
+
+
+def test_the_bodies_of_two_loops_may_use_one_name() -> None:
+    written = program("""
+        mesh x=2
+        dim B=4 E=8 F=16 N=2 N1=3
+        weights {
+          w1: f32 N1E_xF
+          v1: f32 N1FE
+          w: f32 NE_xF
+          v: f32 NFE
+        }
+        func f(x: f32 B_xE) -> f32 B_xE {
+          first: f32 B_xE = loop[N1](h: f32 B_xE = x) {
+            g: f32 EF = w1
+            next tanh(h @ g) @ v1
+          }
+          last: f32 B_xE = loop[N](h: f32 B_xE = first) {
+            g: f32 EF = w
+            next tanh(h @ g) @ v
+          }
+          return last
+        }""")
+    made = explicit(written)
+    gathers = [line.strip() for line in print_program(made).splitlines() if "all_gather" in line]
+    assert gathers == ["w1_gathered :~ f32 EF = all_gather[x](w1)", "w_gathered :~ f32 EF = all_gather[x](w)"]
+    assert not validate(written, made).skipped

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from oracles.random_programs import eight_bits, models
@@ -79,6 +81,13 @@ class Drawing:
             name = f"{wish}{n}"
         self.used.add(name)
         return name
+
+    @contextmanager
+    def names_of_a_loop(self) -> Iterator[None]:
+        """Names drawn meanwhile are free again afterwards: those of a loop's body mean nothing outside."""
+        outside = set(self.used)
+        yield
+        self.used &= outside
 
     # ------------------------------------------------------------ layouts
 
@@ -230,6 +239,19 @@ class Drawing:
         dim = self.rng.choice(dims)
         floats = [s for s in scope.sources() if dim not in s.shape.dims and s.kind != "state" and s.shape.dims]
         inside = scope.inside(dim)
+        with self.names_of_a_loop():
+            made = self.loop_body(dim, scope, inside, floats, depth)
+            if made is None:
+                return None
+            results = tuple(Target(self.name("r"), target.shape, target.layout) for target in made.targets)
+        self.used.update(target.name for target in results)
+        self.features.add("loop" if depth == 0 else "nested-loop")
+        for target in results:
+            scope.add(Source(target.name, target.shape, "local"))
+        return replace(made, targets=results)
+
+    def loop_body(self, dim: str, scope: Scope, inside: Scope, floats: list[Source], depth: int) -> Loop | None:
+        """A loop whose results have no names yet that others know."""
         index = self.name("i") if self.chance(0.5) else None
         carries: list[tuple[Target, Expr]] = []
         targets: list[Target] = []
@@ -242,7 +264,7 @@ class Drawing:
             annotation = self.layout(start.shape, holes=0.4) if self.chance(0.6) else None
             carried = Target(self.name("h"), start.shape, annotation)
             carries.append((carried, ref(start.name, start.shape)))
-            targets.append(Target(self.name("r"), start.shape, self.annotation(start.shape)))
+            targets.append(Target("", start.shape, self.annotation(start.shape)))
         if index:
             inside.add(Source(index, Shaped("int32", (), ()), "index"))
         for target, _ in carries:
@@ -259,9 +281,6 @@ class Drawing:
             if made is None:
                 return None
             following.append(made)
-        self.features.add("loop" if depth == 0 else "nested-loop")
-        for target in targets:
-            scope.add(Source(target.name, target.shape, "local"))
         return Loop(dim, index, tuple(targets), tuple(carries), tuple(body), tuple(following))
 
     def func(self, name: str, shared: list[Decl], state: list[Decl]) -> Func:

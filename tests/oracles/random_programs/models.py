@@ -229,35 +229,38 @@ def _layers(d: Drawing, scope: Scope, body: list[Stmt]) -> None:
     names = ("layers_in", "layers_out", "w_k", "pos", "caches")
     if x is None or any(name not in scope.entries for name in names):
         return
-    inside = scope.inside("N")
-    h = Target(d.name("h"), x.shape, d.layout(x.shape, holes=0.4) if d.chance(0.5) else None)
-    inside.add(Source(h.name, h.shape, "carried"))
-    inner: list[Stmt] = []
-    carried = ref(h.name, h.shape)
-    a = _let(d, inside, inner, build.norm(d.rng.choice(("rmsnorm", "layernorm")), carried, "E"))
-    w_in, w_out, w_k, pos, caches = (_named(inside, name) for name in names)
-    kept = _kept(inside, "caches")
-    if w_in is None or w_out is None or w_k is None or pos is None or caches is None or kept is None:
-        return
-    g = _let(d, inside, inner, build.call("gelu", build.dot(a, w_in, "E")))
-    o = _let(d, inside, inner, build.squashed(build.dot(g, w_out, "F")))
-    if d.chance(0.5) and d.dims["L"].size <= caches.shape.extent("T"):
-        q = _let(d, inside, inner, build.squashed(build.dot(a, w_k, "E")))
-        inner.append(_written("caches", kept, q, pos))
-        s = _let(d, inside, inner, build.dot(q, caches, "D"))
-        p = _let(d, inside, inner, build.softmax(s, "T", "L", pos))
-        c = _let(d, inside, inner, build.dot(p, caches, "T"))
-        shape = c.shape.without("D")
-        total = _let(d, inside, inner, Expr("sum", shape, (c,), "D", ("D",)))
-        if set(shape.dims) <= set(o.shape.dims):
-            o = _let(d, inside, inner, build.infix("*", o, build.call("tanh", total)))
-    index = d.name("i") if d.chance(0.4) else None
-    if index:
-        inside.add(Source(index, Shaped("int32", (), ()), "index"))
-    inner += d.block(inside, d.rng.randint(0, 2), 1)
+    with d.names_of_a_loop():
+        inside = scope.inside("N")
+        h = Target(d.name("h"), x.shape, d.layout(x.shape, holes=0.4) if d.chance(0.5) else None)
+        inside.add(Source(h.name, h.shape, "carried"))
+        inner: list[Stmt] = []
+        carried = ref(h.name, h.shape)
+        a = _let(d, inside, inner, build.norm(d.rng.choice(("rmsnorm", "layernorm")), carried, "E"))
+        w_in, w_out, w_k, pos, caches = (_named(inside, name) for name in names)
+        kept = _kept(inside, "caches")
+        if w_in is None or w_out is None or w_k is None or pos is None or caches is None or kept is None:
+            return
+        g = _let(d, inside, inner, build.call("gelu", build.dot(a, w_in, "E")))
+        o = _let(d, inside, inner, build.squashed(build.dot(g, w_out, "F")))
+        if d.chance(0.5) and d.dims["L"].size <= caches.shape.extent("T"):
+            q = _let(d, inside, inner, build.squashed(build.dot(a, w_k, "E")))
+            inner.append(_written("caches", kept, q, pos))
+            s = _let(d, inside, inner, build.dot(q, caches, "D"))
+            p = _let(d, inside, inner, build.softmax(s, "T", "L", pos))
+            c = _let(d, inside, inner, build.dot(p, caches, "T"))
+            shape = c.shape.without("D")
+            total = _let(d, inside, inner, Expr("sum", shape, (c,), "D", ("D",)))
+            if set(shape.dims) <= set(o.shape.dims):
+                o = _let(d, inside, inner, build.infix("*", o, build.call("tanh", total)))
+        index = d.name("i") if d.chance(0.4) else None
+        if index:
+            inside.add(Source(index, Shaped("int32", (), ()), "index"))
+        inner += d.block(inside, d.rng.randint(0, 2), 1)
+        name = d.name("r")
+    d.used.add(name)
     if o.shape.dims != h.shape.dims:
         return
-    result = Target(d.name("r"), x.shape, d.annotation(x.shape))
+    result = Target(name, x.shape, d.annotation(x.shape))
     body.append(Loop("N", index, (result,), ((h, x),), tuple(inner), (build.infix("+", carried, o),)))
     scope.add(Source(result.name, result.shape, "local"))
     d.features.add("loop")
