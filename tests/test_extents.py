@@ -105,3 +105,18 @@ def test_operations_compute_with_extents(name: str) -> None:
     for found, tolerance in ((on_chips, 1e-9), (under_jax, 1e-4)):
         np.testing.assert_allclose(np.asarray(found[0]), wanted[0], tolerance, tolerance)
     assert not validate(program, compiled).skipped
+
+
+@pytest.mark.parametrize("result", ["DT", "DT_xy"])
+def test_two_extents_of_a_dimension_are_split_over_axes_that_do_not_divide_each_other(result: str) -> None:
+    text = f"""
+        mesh x=4 y=2
+        dim T=16 D=3 E=3
+        func f(x: f32 DT, at: int32 E) -> (f32 {result}, int32) {{
+          part: int32 T_y = rename[E -> T](take[E 0:2](at))
+          split: f32 DT_x = x * 2
+          moved: f32 {result} = split
+          return moved, sum[T](part)
+        }}"""
+    program = elaborate(parse(Source("extents", text)))
+    assert not validate(program, explicit(program)).skipped

@@ -27,7 +27,7 @@ by the product of all digits in its order, those of temporary splits included.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.cost.hardware.topology import Topology
@@ -60,7 +60,7 @@ def digits_between(
         operations = None if placed is None else work.movements(room.with_single(placed, work))
         if (
             operations is not None
-            and room.divides(operations, source)
+            and room.divides(operations, source, target)
             and (room.for_all or _in_place_throughout(operations, source, mesh, orders))
         ):
             fitting.append(operations)
@@ -230,15 +230,26 @@ class DigitRoom:
             shared or {}, frozenset(pinned),
         )  # fmt: skip
 
-    def divides(self, operations: Iterable[Movement], source: TensorType) -> bool:
-        """Tells whether all axes that split a dimension on the way divide together what they have to."""
-        kind = source
+    def divides(self, operations: Iterable[Movement], source: TensorType, target: TensorType) -> bool:
+        """Tells whether all axes that split a dimension on the way, but as at either end, divide together what they
+        have to."""
+        shares, kind = self.shares(source, target), source
         for operation in operations:
             kind = type_after(operation, kind)
-            for dim, axes in zip(kind.names, kind.splits, strict=True):
-                if dim in self.shared and self.shared[dim] % self.mesh.product(axes):
-                    return False
+            if not all(map(shares, kind.names, kind.splits)):
+                return False
         return True
+
+    def shares(self, source: TensorType, target: TensorType) -> Callable[[str, Iterable[str]], bool]:
+        """A test of whether axes split a dimension as at an end of the way, or divide what others have of it."""
+        ends = {dim: [set(end.split(dim)) for end in (source, target)] for dim in source.names}
+
+        def test(dim: str, axes: Iterable[str]) -> bool:
+            several = {axis for axis in axes if self.mesh[axis] > 1}
+            fits = dim not in self.shared or self.shared[dim] % self.mesh.product(several) == 0
+            return fits or any(several <= end for end in ends[dim])
+
+        return test
 
     def takes(self, dim: str, axes: Iterable[str]) -> bool:
         """Tells whether these axes may split the dimension on the way."""

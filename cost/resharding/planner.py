@@ -232,8 +232,13 @@ def _detour(
     def rank(before: TensorType, after: TensorType, operations: Sequence[Movement]) -> tuple[float, int, int]:
         return _rank(_priced(before, after, operations, wide, None), topology)
 
+    shares = room.shares(source, target)
+
+    def takes(dim: str, axes: Sequence[str]) -> bool:
+        return room.takes(dim, axes) and shares(dim, axes)
+
     AxisRoles.between(source, target, mesh)  # refuses what nothing can make
-    way = shortest(source, target, mesh, wide.orders, room.takes, topology)
+    way = shortest(source, target, mesh, wide.orders, takes, topology)
     operations: list[Movement] = []
     first = 0
     for i, (kind, by_permute) in enumerate(way):
