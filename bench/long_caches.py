@@ -11,8 +11,10 @@ those of the best layouts on any of the meshes in which no chip attends a part o
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from shardwright.compiling.compile_program import load
 from shardwright.cost.choosing.objective import Objective
@@ -23,35 +25,37 @@ from shardwright.ir.ops import AllGather, AllReduce, Attend, Movement, ReduceSca
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import DType, TensorType
 from shardwright.models.architectures import describe
+from shardwright.models.built_in import built_in
 from shardwright.models.config import Config
+from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest, model_program
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult
 from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 
-_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
-MODELS = {
-    "llama-3-405b": _LLAMA
-    | {
-        "hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128, "num_key_value_heads": 8,
-        "num_hidden_layers": 126, "vocab_size": 128256, "max_position_embeddings": 1 << 20,
-    },
-    # One head of 256 keys and 256 values for 128 of queries: about the 576 numbers of DeepSeek-V3's latent cache.
-    "deepseek-like": _LLAMA
-    | {
-        "hidden_size": 7168, "intermediate_size": 18432, "num_attention_heads": 128, "num_key_value_heads": 1,
-        "num_hidden_layers": 61, "head_dim": 256, "vocab_size": 129280, "max_position_embeddings": 1 << 20,
-    },
-}  # fmt: skip
+
+def _models() -> dict[str, Model]:
+    llama = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 16384, "intermediate_size": 53248,
+        "num_attention_heads": 128, "num_key_value_heads": 8, "num_hidden_layers": 126, "vocab_size": 128256,
+    }  # fmt: skip
+    deepseek = built_in("deepseek-v3").model
+    assert deepseek.opening_feedforward is not None
+    # Every layer is as the opening ones, which have no experts.
+    dense = replace(deepseek, feedforward=deepseek.opening_feedforward, opening=0, opening_feedforward=None)
+    return {"llama-3-405b": describe(Config(llama)), "deepseek-v3-dense": dense}
+
+
+MODELS = _models()
 
 
 def decode(model: str, mesh: Mesh, context: int, batch: int, *, whole: bool) -> Program:
     """The open program of a step; with `whole`, no axis may split the positions that are attended."""
     request = ProgramRequest("open", mesh, batch, 1, DType.BF16, cache=context, phases=("decode",))
-    text, _ = model_program(describe(Config(MODELS[model])), request)
+    text, _ = model_program(MODELS[model], request)
     if whole:
         # Attention that also gives its log-sum-exp as a value attends all positions on each chip.
-        text = text.replace("o = attend[T, D,", "o, total = attend[T, D, lse,")
+        text = re.sub(r"(\w+) = attend\[T, D,", r"\1, total = attend[T, D, lse,", text)
     return QuantizeWeights().run(load(Source(model, text)))
 
 

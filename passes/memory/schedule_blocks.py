@@ -151,7 +151,11 @@ class _Function:
         """The statements of a body for all batches, its loop over layers scheduled."""
         layers = [i for i, s in enumerate(body) if isinstance(s, Loop) and over_layers(s, self.program, self.made)]
         if len(layers) > 1:
-            raise unschedulable("there are two loops over layers one after the other", body[layers[1]].span)
+            raise unschedulable(
+                "there are two loops over layers one after the other",
+                body[layers[1]].span,
+                "a schedule has one: generate runs models with opening layers, whose weights fit",
+            )
         if layers:
             return self.scheduled(body, layers[0], scope, ending)
         made: list[Statement] = []

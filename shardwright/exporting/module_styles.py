@@ -12,6 +12,7 @@ from shardwright.exporting.plain_programs import summed_dims
 from shardwright.exporting.stored import Laid, laid_weights, refused
 from shardwright.ir.program import Program
 from shardwright.ir.types import Axes
+from shardwright.models.weight_map import NUMBERED
 
 if TYPE_CHECKING:
     from shardwright.exporting.engines import Nearest
@@ -91,7 +92,7 @@ def plan_text(near: Nearest, mapping: WeightMap) -> str:
     laid = laid_weights(others, ProgramEdges(program), mapping)
     made = {name: style.transformers for name, style in styles(program, laid, near.setting.tensor).items()}
     if experts and near.setting.tensor:
-        block = next(mapping.entries[name].tensor for name in sorted(experts)).partition("{layer}")[0] + "*.mlp.experts"
+        block = NUMBERED.split(next(mapping.entries[name].tensor for name in sorted(experts)))[0] + "*.mlp.experts"
         words = _EXPERTS if near.setting.experts else _FEATURES_OF_EXPERTS
         made |= {f"{block}{part}": word for part, word in words.items()}
     stem = (

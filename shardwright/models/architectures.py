@@ -13,12 +13,13 @@ from shardwright.models.description import (
     AttentionSpec,
     Experts,
     Feedforward,
+    Latent,
     LearnedPositions,
     Model,
     Norm,
     RotarySpec,
 )
-from shardwright.models.pieces import activation, even_attention, grouped_attention, rotary
+from shardwright.models.pieces import activation, even_attention, grouped_attention, rotary, yarn_scale
 
 
 def cohere(config: Config) -> Model:
@@ -32,6 +33,29 @@ def cohere(config: Config) -> Model:
         parallel=True,
         logit_scale=config.number("logit_scale", 0.0625),
     )
+
+
+def deepseek_v2(config: Config) -> Model:
+    """DeepSeek-V2: latent attention, experts beside one of every token (DeepSeek-AI 2024)."""
+    method = config.word("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise fault(
+            "unsupported-config", f"topk_method {shown(method)} is not known; greedy and group_limited_greedy are"
+        )
+    experts = _experts(config, "n_routed_experts", 64, 6, normed=False)
+    if method != "greedy":
+        experts = _in_groups(config, experts, config.whole("n_group"), config.whole("topk_group"))
+    experts = replace(experts, factor=config.number("routed_scaling_factor", 1.0))
+    return _deepseek(config, "DeepseekV2ForCausalLM", experts, size=1407, shared=2, opening=0)
+
+
+def deepseek_v3(config: Config) -> Model:
+    """DeepSeek-V3: V2 with chances of each expert by itself and a bias for the choice (DeepSeek-AI 2024)."""
+    experts = _experts(config, "n_routed_experts", 256, 8, normed=config.flag("norm_topk_prob", True))
+    experts = replace(experts, probability="sigmoid", bias=True, factor=config.number("routed_scaling_factor", 2.5))
+    experts = replace(_in_groups(config, experts, 8, 4), best=2)
+    style = "gptj" if config.flag("rope_interleave", True) else "neox"
+    return _deepseek(config, "DeepseekV3ForCausalLM", experts, size=2048, shared=1, opening=3, style=style)
 
 
 def falcon(config: Config) -> Model:
@@ -373,6 +397,8 @@ def starcoder2(config: Config) -> Model:
 
 ARCHITECTURES: dict[str, Callable[[Config], Model]] = {
     "CohereForCausalLM": cohere,
+    "DeepseekV2ForCausalLM": deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek_v3,
     "FalconForCausalLM": falcon,
     "GPT2LMHeadModel": gpt2,
     "GPTBigCodeForCausalLM": gpt_bigcode,
@@ -397,6 +423,8 @@ ARCHITECTURES: dict[str, Callable[[Config], Model]] = {
 }
 MODEL_TYPES = {
     "cohere": "CohereForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "falcon": "FalconForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
@@ -487,6 +515,56 @@ def _llama_like(
         modules=modules.LLAMA,
         ignored=modules.BUFFERS,
     )
+
+
+def _deepseek(
+    config: Config, architecture: str, experts: Experts, *, size: int, shared: int, opening: int,
+    style: Literal["neox", "gptj"] = "gptj",
+) -> Model:  # fmt: skip
+    """Latent attention and, after the opening layers, these experts; the numbers are for configs without them."""
+    _refuse(config, "attention_bias", "biases of latent attention are")
+    _refuse(config, "mlp_bias", "biases of feedforward layers beside experts are")
+    plain, turned = config.whole("qk_nope_head_dim", 128), config.whole("qk_rope_head_dim", 64)
+    queries, width = _absent_or(config, "q_lora_rank", 1536), config.whole("kv_lora_rank", 512)
+    # The norms of latent vectors do not read the config.
+    latent = Latent(width, plain, turned, config.whole("v_head_dim", 128), queries, Norm("rmsnorm", 1e-6))
+    scale = (plain + turned) ** -0.5 * yarn_scale(config)
+    attention = AttentionSpec(config.whole("num_attention_heads"), 1, width + turned, scale, latent=latent)
+    layers, hidden = config.whole("num_hidden_layers"), config.whole("hidden_size")
+    alone = Feedforward(config.whole("intermediate_size"), activation(config, "silu"))
+    size = config.whole("moe_intermediate_size", size)
+    experts = replace(experts, shared=size * config.natural("n_shared_experts", shared))
+    opening = min(config.natural("first_k_dense_replace", opening), layers)
+    following = config.natural("num_nextn_predict_layers", 1)
+    return Model(
+        architecture,
+        vocab=config.whole("vocab_size"),
+        hidden=hidden,
+        layers=layers,
+        norm=Norm("rmsnorm", config.number("rms_norm_eps", 1e-6)),
+        positions=rotary(config, style, turned),
+        attention=attention,
+        feedforward=replace(alone, size=size, experts=experts) if opening < layers else alone,
+        opening=opening if opening < layers else 0,
+        opening_feedforward=alone if 0 < opening < layers else None,
+        parallel=False,
+        tied=config.flag("tie_word_embeddings", False),
+        longest=config.whole("max_position_embeddings", 10**9),
+        modules=modules.deepseek(queries=queries > 0, experts=opening < layers),
+        ignored=(*modules.BUFFERS, *(f"model.layers.{layers + i}.*" for i in range(following))),
+    )
+
+
+def _in_groups(config: Config, experts: Experts, groups: int, chosen: int) -> Experts:
+    """Experts of which those of the best groups are chosen; the numbers are for configs without them."""
+    groups, chosen = config.whole("n_group", groups), config.whole("topk_group", chosen)
+    if experts.number % groups or chosen > groups or chosen * (experts.number // groups) < experts.chosen:
+        raise fault(
+            "bad-config",
+            f"n_group={groups}, topk_group={chosen} and num_experts_per_tok={experts.chosen} do not go with"
+            f" {experts.number} experts",
+        )
+    return replace(experts, groups=groups, groups_chosen=chosen)
 
 
 def _gpt2_like(config: Config, architecture: str, kv_heads: int, fused: Literal["by head", "in turn"]) -> Model:

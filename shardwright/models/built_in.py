@@ -11,6 +11,8 @@ from typing import Any
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models import modules
+from shardwright.models.architectures import describe
+from shardwright.models.config import Config
 from shardwright.models.description import AttentionSpec, Feedforward, LearnedPositions, Model, Norm, RotarySpec
 
 _FOLDER = Path(__file__).parent / "builtin"
@@ -68,6 +70,8 @@ def _tables() -> Mapping[str, Mapping[str, Any]]:
 @cache
 def _built(name: str) -> BuiltIn:
     rows = _tables()[name]
+    if "config" in rows:
+        return BuiltIn(name, describe(Config(rows["config"])), float(rows["parameters"]), rows["source"])
     heads, head_dim = rows["heads"], rows["head_dim"]
     bias, layernorm = rows.get("bias", False), rows["norm"] == "layernorm"
     positions = LearnedPositions(rows["longest"]) if rows["positions"] == "learned" else RotarySpec(10000.0, "neox")

@@ -34,6 +34,15 @@ class Config:
             raise self.wrong(f"{of}{key}", value, "a whole number from 1 up")
         return value
 
+    def natural(self, key: str, default: int) -> int:
+        """A whole number from 0 up."""
+        value = self.keys.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**12:
+            raise self.wrong(key, value, "a whole number from 0 up")
+        return value
+
     def number(self, key: str, default: float | None = None, *, of: str = "") -> float:
         """A finite number above 0; without a default the key must be there."""
         value = self.keys.get(key)

@@ -84,13 +84,32 @@ class LearnedPositions:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Keys and values of all heads as projections of one vector of `width` elements for each position, which is what a
+    cache holds: multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1).
+
+    Queries are projections of a vector of `queries` elements, of the residual stream where that is 0; both vectors are
+    normed by `norm`. A head's queries and keys have `plain` elements, then `turned` ones, which have the rotary
+    embedding and whose keys all heads share; its values have `values`.
+    """
+
+    width: int
+    plain: int
+    turned: int
+    values: int
+    queries: int
+    norm: Norm
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Causal self-attention; `kv_heads` is 1 in multiquery attention (Shazeer 2019), `heads` in multihead.
 
     Scores s are multiplied by `scale` before the softmax, and under a `softcap` c become c tanh(s / c). `head_norm` is
     applied to queries and keys, over `"each"` head with a scale of its own, over each with a `"shared"` scale, or over
-    all heads `"together"`. Where `window` is not 0, a query sees only the last `window` positions, itself among them,
-    in the layers that are `windowed`, all where that is empty. `fused` says that the checkpoint has queries, keys and
+    all heads `"together"`. With a `latent` there is one head of keys, of `head_dim` elements: the latent vector, then
+    what turns. Where `window` is not 0, a query sees only the last `window` positions, itself among them, in the layers
+    that are `windowed`, all where that is empty. `fused` says that the checkpoint has queries, keys and
     values in one tensor, module `wqkv`: `"by head"` of keys and values its queries, its keys, its values; or all
     queries, then all keys, then all values, `"in turn"`.
     """
@@ -107,6 +126,7 @@ class AttentionSpec:
     window: int = 0
     windowed: tuple[bool, ...] = ()
     fused: Literal["", "by head", "in turn"] = ""
+    latent: Latent | None = None
 
     @property
     def windows_differ(self) -> bool:
@@ -126,9 +146,14 @@ class AttentionSpec:
     @property
     def key_dims(self) -> tuple[str, ...]:
         """The dimensions that number the heads of keys and values."""
-        if self.kv_heads == self.heads:
+        if self.kv_heads == self.heads and self.latent is None:
             return ("H",)
         return ("K",) if self.kv_heads > 1 else ()
+
+    @property
+    def turned(self) -> int:
+        """The elements of a head that a rotary embedding may turn."""
+        return self.head_dim if self.latent is None else self.latent.turned
 
     @property
     def title(self) -> str:
@@ -136,6 +161,8 @@ class AttentionSpec:
         window = f" in a window of {self.window} positions" if self.window else ""
         if self.windows_differ:
             window += f" in {sum(self.windowed)} of {len(self.windowed)} layers"
+        if self.latent is not None:
+            return f"multi-head latent attention ({heads}, {self.head_dim} elements of a position in the cache)"
         if self.kv_heads == self.heads:
             return f"multihead attention ({heads}){window}"
         if self.kv_heads == 1:
@@ -146,11 +173,29 @@ class AttentionSpec:
 @dataclass(frozen=True)
 class Experts:
     """A router sends each token to the `chosen` of `number` feedforward layers that it gives the highest
-    probability, and adds their results weighted by these (Shazeer et al. 2017), made to sum to 1 where `normed`."""
+    probability, and adds their results weighted by these (Shazeer et al. 2017), made to sum to 1 where `normed`, times
+    `factor`.
+
+    Probabilities are a softmax, or each a `"sigmoid"`. The choice is among experts of the `groups_chosen` of `groups`
+    of the best expert, or of the best sum of two where `best` is 2; a `bias` is added to probabilities for the choice
+    alone (DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2). `shared` is the size of one more layer, of every token.
+    """
 
     number: int
     chosen: int
     normed: bool = True
+    probability: Literal["softmax", "sigmoid"] = "softmax"
+    bias: bool = False
+    groups: int = 1
+    groups_chosen: int = 1
+    best: int = 1
+    factor: float = 1.0
+    shared: int = 0
+
+    @property
+    def grouped(self) -> bool:
+        """Tells whether some groups are out of the choice."""
+        return self.groups_chosen < self.groups
 
 
 @dataclass(frozen=True)
@@ -176,7 +221,26 @@ class Feedforward:
             plain = "SwiGLU" if self.activation == "silu" else f"gated feedforward with {self.activation}"
         if self.experts is None:
             return plain
-        return f"{self.experts.number} experts of {plain}, {self.experts.chosen} for each token"
+        shared = " beside one of every token" if self.experts.shared else ""
+        return f"{self.experts.number} experts of {plain}, {self.experts.chosen} for each token{shared}"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers that are alike and follow each other: the loop over them has dimension `dim`. What is theirs has a name
+    that begins with `prefix`, and dimension F of their feedforward layer is `width`."""
+
+    first: int
+    layers: int
+    feedforward: Feedforward
+    prefix: str = ""
+    dim: str = "N"
+    width: str = "F"
+
+    @property
+    def number(self) -> str:
+        """The number of a layer in the names of a checkpoint's tensors."""
+        return f"{{layer+{self.first}}}" if self.first else "{layer}"
 
 
 @dataclass(frozen=True)
@@ -188,7 +252,8 @@ class Model:
     two has a norm `"before"` it; in a parallel block they share one where `shared_norm`. In a serial block `norms` may
     stand `"after"` the two instead, `"around"` them (one before, one after), or after the `"sums"`.
     `embedding_size` is the width of the embedding tables where it is not `hidden`; projections lie between. Layers with
-    a window turn by `local` where that is not `positions`. Logits l become c tanh(l / c) under a `logit_softcap` c.
+    a window turn by `local` where that is not `positions`. The first `opening` layers have the feedforward layer
+    `opening_feedforward` in place of `feedforward`. Logits l become c tanh(l / c) under a `logit_softcap` c.
 
     `modules` maps what the program calls a weight to the checkpoint's module, with `{layer}` for the number of a
     layer: `wq` to `model.layers.{layer}.self_attn.q_proj`; matrices are stored out times in, or, `transposed`, in times
@@ -218,6 +283,8 @@ class Model:
     logit_softcap: float = 0.0
     residual_scale: float = 1.0
     local: RotarySpec | None = None
+    opening: int = 0
+    opening_feedforward: Feedforward | None = None
     transposed: bool = False
     modules: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     ignored: tuple[str, ...] = ()
@@ -227,6 +294,14 @@ class Model:
     def has_checkpoints(self) -> bool:
         """Tells whether the names in its checkpoints are known: those of some modules have the layer's number."""
         return any("{layer}" in module for module in self.modules.values())
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The layers in their order, those that are alike together."""
+        rest = Stack(self.opening, self.layers - self.opening, self.feedforward)
+        if self.opening_feedforward is None:
+            return (rest,)
+        return (Stack(0, self.opening, self.opening_feedforward, "opening_", "N1", "F1"), rest)
 
     @property
     def rotary(self) -> RotarySpec | None:
@@ -240,7 +315,8 @@ class Model:
     @property
     def score_scale(self) -> float:
         """The factor of scores, where all of a head turns its magnitude included."""
-        longer = 1.0 if self.rotary is None or self.magnified else self.rotary.magnitude**2
+        apart = self.magnified or self.attention.latent is not None
+        longer = 1.0 if self.rotary is None or apart else self.rotary.magnitude**2
         return self.attention.scale * longer
 
     @property
@@ -256,12 +332,13 @@ class Model:
     def sizes(self, batch: int, length: int, cache: int | None = None) -> dict[str, int | str]:
         """The dimensions of the program, in the order in which they are declared; text is another's name."""
         attention, positions = self.attention, self.positions
-        made: dict[str, int | str] = {"B": batch, "L": length, "T": cache or "L", "N": self.layers}
-        made |= {"E": self.hidden, "F": self.feedforward.size, "V": self.vocab}
+        made: dict[str, int | str] = {"B": batch, "L": length, "T": cache or "L"}
+        made |= {stack.dim: stack.layers for stack in self.stacks} | {"E": self.hidden}
+        made |= {stack.width: stack.feedforward.size for stack in self.stacks} | {"V": self.vocab}
         if self.embedding_size is not None:
             made["W"] = self.embedding_size
         if self.feedforward.experts is not None:
-            made |= {"X": self.feedforward.experts.number, "A": self.feedforward.experts.chosen}
+            made |= _sizes_of_experts(self.feedforward.experts)
         if isinstance(positions, LearnedPositions):
             made["P"] = positions.size
         if attention.query_dims == ("K", "G"):
@@ -269,5 +346,17 @@ class Model:
         else:
             made["H"] = attention.heads
         if isinstance(positions, RotarySpec) and self.computes_frequencies:
-            made["R"] = (positions.rotated or attention.head_dim) // 2
-        return made | {"D": attention.head_dim}
+            made["R"] = (positions.rotated or attention.turned) // 2
+        made["D"] = attention.head_dim
+        if (latent := attention.latent) is not None:
+            made |= {"U": latent.queries} if latent.queries else {}
+            made |= {"I": latent.width, "D1": latent.plain, "D2": latent.turned, "D3": latent.values}
+        return made
+
+
+def _sizes_of_experts(experts: Experts) -> dict[str, int]:
+    made = {"X": experts.number, "A": experts.chosen}
+    if experts.grouped:
+        made |= {"X1": experts.groups, "X2": experts.number // experts.groups, "X3": experts.groups_chosen}
+        made |= {"X4": experts.best} if experts.best > 1 else {}
+    return made | ({"F2": experts.shared} if experts.shared else {})

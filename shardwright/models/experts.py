@@ -11,11 +11,40 @@ from shardwright.models.value_types import ValueTypes
 def replicated(source: str, experts: Experts, dtype: DType) -> list[str]:
     """`share`: what each expert contributes to each token, 0 for those that were not chosen."""
     share = f"sum[A](where(equal(expert, iota[X]()), {_weight(experts)}, 0.0))"
+    chance, *choice = _chosen(f"{source} @ w_router", experts, dtype, "chance", "greatest", "expert")
+    comment = "    # Every expert computes every token; those not chosen contribute 0."
+    return [chance, comment, *choice, f"    share = {_narrowed(share, dtype)}"]
+
+
+def _chosen(logits: str, experts: Experts, dtype: DType, chance: str, greatest: str, expert: str) -> list[str]:
+    """The router: `chance` of every expert for each token, the `expert` that are chosen and their chances `greatest`,
+    each given as `name` or `name: type`."""
+    exact = f"convert[f32]({logits})"
+    probabilities = f"softmax[X]({exact})" if experts.probability == "softmax" else f"sigmoid({exact})"
+    lines, choice = [f"    {chance} = {probabilities}"], "chance"
+    if experts.bias:
+        bias = "router_bias" if dtype is DType.F32 else "convert[f32](router_bias)"
+        lines.append(f"    biased = chance + {bias}")
+        choice = "biased"
+    if experts.grouped:
+        lines.append(f"    in_groups = split[X -> X1X2]({choice})")
+        best = "max[X2](in_groups)"
+        if experts.best > 1:
+            lines.append(f"    best, place_in_group = topk[X2 -> X4, k={experts.best}](in_groups)")
+            best = "sum[X4](best)"
+        lines += [
+            f"    # Experts of the {experts.groups_chosen} best of {experts.groups} groups alone are chosen.",
+            f"    of_group, group = topk[X1 -> X3, k={experts.groups_chosen}]({best})",
+            "    is_open = less(0, sum[X3](convert[int32](equal(group, iota[X1]()))))",
+            "    choice = merge[X1X2 -> X](where(is_open, in_groups, -inf))",
+        ]
+        choice = "choice"
+    if choice == "chance":
+        return [*lines, f"    {greatest}, {expert} = topk[X -> A, k={experts.chosen}](chance)"]
     return [
-        f"    chance = softmax[X](convert[f32]({source} @ w_router))",
-        "    # Every expert computes every token; those not chosen contribute 0.",
-        f"    greatest, expert = topk[X -> A, k={experts.chosen}](chance)",
-        f"    share = {_narrowed(share, dtype)}",
+        *lines,
+        f"    most, {expert} = topk[X -> A, k={experts.chosen}]({choice})",
+        f"    {greatest} = lookup[X](chance, expert)",
     ]
 
 
@@ -29,12 +58,12 @@ def sent(source: str, types: ValueTypes, *, padded: bool) -> list[str]:
     token, slots = groups.dim("S"), groups.dim("C")
     choices, counts = of(DType.BOOL, "S", "A", "X"), of(DType.INT32, "S", "X")
     chosen = "logical_and(equal(expert, iota[X]()), real)" if padded else "equal(expert, iota[X]())"
-    greatest, expert = of(DType.F32, "S", "A"), of(DType.INT32, "S", "A")
+    chance, greatest = f"chance: {of(DType.F32, 'S', 'X')}", f"greatest: {of(DType.F32, 'S', 'A')}"
+    expert = f"expert: {of(DType.INT32, 'S', 'A')}"
     return [
         f"    # {_room(groups)}",
         f"    grouped: {of(types.dtype, 'S', 'E')} = {grouped(source, groups)}",
-        f"    chance: {of(DType.F32, 'S', 'X')} = softmax[X](convert[f32](grouped @ w_router))",
-        f"    greatest: {greatest}, expert: {expert} = topk[X -> A, k={groups.experts.chosen}](chance)",
+        *_chosen("grouped @ w_router", groups.experts, types.dtype, chance, greatest, expert),
         f"    chosen: {choices} = {chosen}",
         "    # Slot c of an expert holds the token before which c of the group chose the expert.",
         f"    taken: {counts} = cumsum[{token}](sum[A](convert[int32](chosen)))",
@@ -45,8 +74,8 @@ def sent(source: str, types: ValueTypes, *, padded: bool) -> list[str]:
     ]
 
 
-def returned(types: ValueTypes, w_down: str) -> list[str]:
-    """`fed`: of each token the results of the experts that it chose, out of their slots, and weighted.
+def returned(types: ValueTypes, w_down: str, result: str = "fed") -> list[str]:
+    """`result`: of each token the results of the experts that it chose, out of their slots, and weighted.
 
     A token that has no slot at an expert gets nothing from it, and no more from the others.
     """
@@ -64,13 +93,14 @@ def returned(types: ValueTypes, w_down: str) -> list[str]:
         f"    share: {share} = {_narrowed(_weight(groups.experts), types.dtype)}",
         f"    part: {of(types.dtype, 'S', 'A', 'E')} = lookup[{places}](places, place)",
         f"    parts: {of(types.dtype, 'S', 'E')} = part @[A] share",
-        f"    fed = {ungrouped('parts', groups)}",
+        f"    {result} = {ungrouped('parts', groups)}",
     ]
 
 
 def _weight(experts: Experts) -> str:
     """The weight of a chosen expert's result."""
-    return "greatest / sum[A](greatest)" if experts.normed else "greatest"
+    weight = "greatest / sum[A](greatest)" if experts.normed else "greatest"
+    return weight if experts.factor == 1.0 else f"{weight} * {experts.factor!r}"
 
 
 def _room(groups: TokenGroups) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
@@ -132,8 +132,9 @@ def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout
     for name in ("forward", "prefill", "score", "decode"):
         if name in types:
             layer = Layer(
-                model, types[name], weights, cached=cached, padded=name in FILLING, decomposed=request.decomposed
-            )
+                model, types[name], weights, model.stacks[-1], cached=cached, padded=name in FILLING,
+                decomposed=request.decomposed, expanded=name != "decode",
+            )  # fmt: skip
             function = _Function(name, model, types[name], layer, sizes, cache or request.length)
             lines += ["", *(function.cached() if cached else function.plain())]
     if "restart" in request.phases:
@@ -280,8 +281,13 @@ class _Function:
         return [*lines, f"  x: {residual} = {made}"]
 
     def loop(self) -> list[str]:
-        residual = self.types.residual
-        return [f"  last: {residual} = loop[N](h: {residual} = x) {{", *self.layer.lines(), "  }"]
+        residual, lines, source = self.types.residual, list[str](), "x"
+        for stack in self.model.stacks:
+            name = f"{stack.prefix}last"
+            head = f"  {name}: {residual} = loop[{stack.dim}](h: {residual} = {source}) {{"
+            lines += [head, *replace(self.layer, stack=stack).lines(), "  }"]
+            source = name
+        return lines
 
     def unembedded(self, value: str, kind: str, unscaled: str) -> list[str]:
         """`logits` of the residual stream after the last layer."""

@@ -119,24 +119,31 @@ def _whole_keys(model: Model, layout: PresetLayout, mesh: Mesh) -> list[str]:
     left = mesh.sorted(set(queries) - set(keys))
     if not left:
         return []
+    if attention.latent is not None:
+        return [f"Latent vectors are not split over {' '.join(left)}, which split the heads"]
     heads = "a single head" if attention.kv_heads == 1 else f"{attention.kv_heads} heads"
     return [f"wk and wv, of {heads}, are not split over {' '.join(left)}, which split the queries' heads"]
 
 
 def _letters(model: Model, *, cached: bool, prompts: bool, sent: bool) -> str:
-    grouped = model.attention.query_dims == ("K", "G")
+    grouped, latent = model.attention.query_dims == ("K", "G"), model.attention.latent
+    experts, opening = model.feedforward.experts, "" if len(model.stacks) == 1 else ", N1 opening layers, F1 of theirs"
     pieces = [
         "B batch" + (", B1 batch of prefill" if prompts else "") + ", L positions of the queries",
         "T of the cache" if cached else "T of the keys",
-        "N layers, E embedding, F feedforward, V vocabulary",
+        f"N layers, E embedding, F feedforward{opening}, V vocabulary",
         "W width of the embedding tables" if model.embedding_size is not None else "",
-        "X experts, A of them for each token" if model.feedforward.experts is not None else "",
+        "X experts, A of them for each token" if experts is not None else "",
+        "X1 groups of X2 experts, X3 of them open" if experts is not None and experts.grouped else "",
+        "F2 of what computes every token" if experts is not None and experts.shared else "",
         "J groups of M rows and O of Q positions, S tokens of a group, C slots of an expert for it, Z of all"
         if sent
         else "",
         "P learned positions" if isinstance(model.positions, LearnedPositions) else "",
         "K heads of keys and values, G heads of queries for each" if grouped else "H heads",
-        "D elements of a head",
+        "D elements of a head" if latent is None else "D elements of a position in the cache, I of them latent",
+        "" if latent is None else "D1 plain and D2 turned elements of a query, D3 of a value",
+        "U of the latent vector of queries" if latent is not None and latent.queries else "",
         "R pairs of elements that turn" if model.computes_frequencies else "",
     ]
     return ", ".join(filter(None, pieces)) + "."

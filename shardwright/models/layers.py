@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby, pairwise
 
 from shardwright.ir.types import DType
-from shardwright.models.description import Model, Norm, RotarySpec
+from shardwright.models.description import Feedforward, Latent, Model, Norm, RotarySpec, Stack
 from shardwright.models.experts import replicated, returned, sent
 from shardwright.models.value_types import ValueTypes
 from shardwright.models.weights import Weight
@@ -17,18 +17,20 @@ from shardwright.models.weights import Weight
 
 @dataclass(frozen=True)
 class Layer:
-    """Writes the body of the loop over layers.
+    """Writes the body of the loop over the layers of a stack.
 
-    `cached` says that keys and values go to a cache, `padded` that rows may end in padding, `decomposed` that attention
-    is written as products and a softmax.
+    `expanded` says that latent vectors are made keys and values of every head, `cached` that keys and values go to a
+    cache, `padded` that rows may end in padding, `decomposed` that attention is written as products and a softmax.
     """
 
     model: Model
     types: ValueTypes
     weights: dict[str, Weight]
+    stack: Stack
     cached: bool
     padded: bool = False
     decomposed: bool = False
+    expanded: bool = False
 
     @property
     def tells_padding(self) -> bool:
@@ -86,7 +88,7 @@ class Layer:
     ) -> list[str]:
         """`name = layernorm[E](value, weight)`, with a line before where the scale is 1 + the weight."""
         lines: list[str] = []
-        operands = [value]
+        operands, weight = [value], self.own(weight)
         if norm.scale == "one-plus":
             scale = weight if self.types.dtype is DType.F32 else f"convert[f32]({weight})"
             lines.append(f"{indent}{weight}_scale = {scale} + 1.0")
@@ -97,21 +99,31 @@ class Layer:
 
     def gathered(self, *names: str) -> list[str]:
         """The weights as they are used, where the layout gathers them."""
-        lines = [(name, self.types.used(self.weights[name])) for name in names]
-        return [f"    {name}_gathered: {used} = {name}" for name, used in lines if used is not None]
+        lines = [(name, self.types.used(self.weights[self.own(name)])) for name in names]
+        return [f"    {name}_gathered: {used} = {self.own(name)}" for name, used in lines if used is not None]
+
+    def own(self, name: str) -> str:
+        """The name of a weight of the stack's layers, or of the model."""
+        own = f"{self.stack.prefix}{name}"
+        return own if own in self.weights else name
 
     def at_hand(self, name: str) -> str:
-        return name if self.types.used(self.weights[name]) is None else f"{name}_gathered"
+        return self.own(name) if self.types.used(self.weights[self.own(name)]) is None else f"{name}_gathered"
 
-    def projected(self, value: str, weight: str, bias: str, over: str = "") -> str:
-        return f"{value} @{over} {self.at_hand(weight)}" + (f" + {bias}" if bias in self.weights else "")
+    def projected(self, value: str, weight: str, bias: str = "", over: str = "") -> str:
+        plus = f" + {self.own(bias)}" if self.own(bias) in self.weights else ""
+        return f"{value} @{over} {self.at_hand(weight)}{plus}"
 
     # ------------------------------------------------------------ attention
 
     def attention(self, source: str) -> list[str]:
+        """`attended` of the normed residual stream."""
+        latent = self.model.attention.latent
+        return self.attention_of_heads(source) if latent is None else self.latent_attention(source, latent)
+
+    def attention_of_heads(self, source: str) -> list[str]:
         attention, types = self.model.attention, self.types
-        heads, rows = "".join(attention.query_dims), types.rows
-        cache = {"k": rows.keys, "v": rows.values} if self.cached else {"k": "k", "v": "v"}
+        heads = "".join(attention.query_dims)
         projections = {
             name: self.projected(source, weight, bias)
             for name, weight, bias in (("q", "wq", "bq"), ("k", "wk", "bk"), ("v", "wv", "bv"))
@@ -127,27 +139,97 @@ class Layer:
         queries = self.turned(projections["q"])
         if self.model.magnified:
             queries = f"{queries} * magnitude"
-        lines.append(f"    {named('q', types.queries)} = {queries}")
+        lines.append(f"    {named('q', types.queries())} = {queries}")
         projections["k"] = self.turned(projections["k"])
-        for name in ("k", "v"):
-            if self.cached:
-                kind = types.attention("L", attention.key_dims)
-                lines.append(f"    {named(f'{name}_new', kind)} = {projections[name]}")
-                lines += self.appended(cache[name], name)
-            else:
-                kind = types.attention("T", attention.key_dims)
-                lines.append(f"    {named(name, kind)} = rename[L -> T]({projections[name]})")
+        caches = types.caches(self.stack) if self.cached else ("k", "v")
+        for name, cache in zip("kv", caches, strict=True):
+            lines += self.remembered(name, cache, projections[name])
+        keys, values = (self.kept(cache) for cache in caches)
+        return [*lines, *self.attended(keys, values, "D", "D"), self.returned("o", f"{heads}D")]
+
+    def latent_attention(self, source: str, latent: Latent) -> list[str]:
+        """Attention whose cache holds a latent vector and shared keys of each position, beside each other along D.
+
+        Queries are brought to the latent vectors, which are the values too, and the results back (the products that
+        DeepSeek-V2 calls absorbed); or, `expanded`, every head's keys and values are made of the vectors.
+        """
+        attention, width = self.model.attention, latent.width
+        cache = self.types.caches(self.stack)[0] if self.cached else "k"
+        lines = [
+            "",
+            f"    # {capital(attention.title)}.",
+            *self.gathered(
+                *(["w_dq"] if latent.queries else []), "w_uq", "w_qr", "w_dkv", "w_kr", "w_uk", "w_uv", "wo"
+            ),
+            f"    kv_down = {self.projected(source, 'w_dkv')}",
+            *self.normed("latent", "kv_down", "kv_latent_norm", latent.norm, "I"),
+            f"    k_turned = {self.turned(self.projected(source, 'w_kr'), 'D2')}",
+            *self.remembered("k", cache, "concat[D](rename[I -> D](latent), rename[D2 -> D](k_turned))"),
+        ]
+        if latent.queries:
+            lines.append(f"    q_down = {self.projected(source, 'w_dq')}")
+            lines += self.normed("q_latent", "q_down", "q_latent_norm", latent.norm, "U")
+            source = "q_latent"
+        lines += [
+            f"    q_plain = {self.projected(source, 'w_uq')}",
+            f"    q_turned = {self.turned(self.projected(source, 'w_qr'), 'D2')}{self.magnitude}",
+        ]
+        kept = self.kept(cache)
+        if kept != cache:
+            lines.append(f"    k_kept = {kept}")
+            kept = "k_kept"
+        if not self.expanded:
+            queries = named("q", self.types.queries())
+            lines += [
+                f"    q_brought = {self.projected('q_plain', 'w_uk', over='[D1]')}",
+                f"    {queries} = concat[D](rename[I -> D](q_brought), rename[D2 -> D](q_turned))",
+                *self.attended(kept, kept, "D", "D", result="o_rows"),
+                f"    o_latent = rename[D -> I](take[D 0:{width}](o_rows))",
+                f"    o = {self.projected('o_latent', 'w_uv', over='[I]')}",
+            ]
+            return [*lines, self.returned("o", "HD3")]
+        dtype = self.types.dtype
+        return [
+            *lines,
+            f"    latents = rename[D -> I](take[D 0:{width}]({kept}))",
+            f"    k_plain = {self.projected('latents', 'w_uk')}",
+            f"    values = {self.projected('latents', 'w_uv')}",
+            f"    k_shared = rename[D -> D1](take[D {width}:{attention.head_dim}]({kept}))",
+            f"    k_each: {self.types.hole([self.types.rows.dim, 'T', 'H', 'D1'])} = k_shared + full[H, {dtype}](0.0)",
+            "    keys = concat[D1](k_plain, k_each)",
+            f"    {named('q', self.types.queries('D1'))} = concat[D1](q_plain, rename[D2 -> D1](q_turned))",
+            *self.attended("keys", "values", "D1", "D3"),
+            self.returned("o", "HD3"),
+        ]
+
+    @property
+    def magnitude(self) -> str:
+        """What multiplies the part of a query that turns, where that makes it longer."""
+        rotary = self.model.rotary
+        longer = 1.0 if rotary is None else rotary.magnitude**2
+        return "" if longer == 1.0 else f" * {number(longer)}"
+
+    def remembered(self, name: str, cache: str, made: str) -> list[str]:
+        """New keys or values, in the cache where there is one."""
+        attention, types = self.model.attention, self.types
+        if self.cached:
+            kind = types.attention("L", attention.key_dims)
+            return [f"    {named(f'{name}_new', kind)} = {made}", *self.appended(cache, name)]
+        kind = types.attention("T", attention.key_dims)
+        return [f"    {named(name, kind)} = rename[L -> T]({made})"]
+
+    def attended(self, keys: str, values: str, over: str, width: str, result: str = "o") -> list[str]:
+        """`result` of queries `q`: attention along T, products of queries and keys over `over`."""
+        attention, types, rows = self.model.attention, self.types, self.types.rows
         differ = attention.windows_differ
         window = f", window={attention.window}" if attention.window and not differ else ""
         factor = self.model.score_scale
-        attended = f"    attended = o @[{heads}D] {self.at_hand('wo')}" + (" + bo" if attention.out_bias else "")
         if not self.decomposed:
             scale = "" if factor == 1.0 else f", scale={number(factor)}"
             scale += f", softcap={number(attention.softcap)}" if attention.softcap else ""
             given = (f", pos={rows.position}" if self.cached else "") + (", window=windows" if differ else "")
-            call = f"attend[T, D, causal=L{window}{scale}](q, {self.kept(cache['k'])}, {self.kept(cache['v'])}{given})"
-            return [*lines, f"    o = {call}", attended]
-        lines.append(f"    s: f32 {rows.dim}L{heads}T? = q @[D] {self.kept(cache['k'])}")
+            return [f"    {result} = attend[T, {over}, causal=L{window}{scale}](q, {keys}, {values}{given})"]
+        lines = [f"    s: f32 {rows.dim}L{''.join(attention.query_dims)}T? = q @[{over}] {keys}"]
         scaled = "s" if factor == 1.0 else f"s * {number(factor)}"
         if attention.softcap:
             cap = number(attention.softcap)
@@ -158,8 +240,11 @@ class Layer:
         probabilities = f"softmax[T, causal=L{window}]({scaled}{f', {rows.position}' if self.cached else ''})"
         if types.dtype is not DType.F32:
             probabilities = f"convert[{types.dtype}]({probabilities})"
-        lines.append(f"    p = {probabilities}")
-        return [*lines, f"    o = p @[T] {self.kept(cache['v'])}", attended]
+        return [*lines, f"    p = {probabilities}", f"    {result} = p @[T] {values}"]
+
+    def returned(self, heads: str, over: str) -> str:
+        """`attended`: the heads' results as a branch of the residual stream."""
+        return f"    attended = {self.projected(heads, 'wo', 'bo', f'[{over}]')}"
 
     def appended(self, cache: str, name: str) -> list[str]:
         """New keys or values written to their cache: in 8 bits as multiples of a step, the largest of a row over the
@@ -185,43 +270,61 @@ class Layer:
         exact = f"convert[f32]({cache}) * {cache}_scale"
         return exact if self.types.dtype is DType.F32 else f"convert[{self.types.dtype}]({exact})"
 
-    def turned(self, value: str) -> str:
-        """The rotary embedding of a value, where there is one."""
+    def turned(self, value: str, over: str = "D") -> str:
+        """The rotary embedding of a value along `over`, where there is one."""
         rotary = self.model.rotary
         if rotary is None:
             return value
         rotated = f", rotated={rotary.rotated}" if rotary.rotated else ""
         operands = "at" if self.cached else "pos"
         operands += ", frequencies" if self.model.computes_frequencies else ""
-        return f"rotary[D, base={number(rotary.base)}, style={rotary.style}{rotated}]({value}, {operands})"
+        return f"rotary[{over}, base={number(rotary.base)}, style={rotary.style}{rotated}]({value}, {operands})"
 
     # ------------------------------------------------------------ feedforward
 
     def feedforward(self, source: str) -> list[str]:
-        feedforward, types = self.model.feedforward, self.types
+        """`fed` of the normed residual stream."""
+        feedforward, types = self.stack.feedforward, self.types
         experts, sending = feedforward.experts, types.groups is not None
-        names = ("w_gate", "w_up", "w_down") if feedforward.gated else ("w_up", "w_down")
-        lines = ["", f"    # {capital(feedforward.title)}.", *self.gathered(*names)]
+        lines = ["", f"    # {capital(feedforward.title)}.", *self.gathered(*_matrices(feedforward))]
+        if experts is None:
+            return [*lines, *self.inside("inner", source, feedforward, self.stack.width), self.fed("fed", "inner")]
+        result, read = ("routed", source) if experts.shared else ("fed", source)
         if sending:
             lines += sent(source, types, padded=self.tells_padding)
-            source = "sent"
-        elif experts is not None:
+            read = "sent"
+        else:
             lines += replicated(source, experts, types.dtype)
-        over = "" if experts is None else "[E]"
-        up = self.projected(source, "w_up", "b_up", over)
-        inner = f"{feedforward.activation}({up})"
-        if feedforward.gated:
-            gate = f"{feedforward.activation}({self.projected(source, 'w_gate', 'b_gate', over)})"
-            lines.append(f"    {named('gate', types.hidden)} = {gate}")
-            inner = f"gate * ({up})"
-        if experts is None:
-            lines.append(f"    {named('inner', types.hidden)} = {inner}")
-            return [*lines, f"    fed = {self.projected('inner', 'w_down', 'b_down')}"]
-        lines.append(f"    {named('each', types.hidden)} = {inner}")
+        lines += self.inside("each", read, feedforward, "F")
         if sending:
-            return [*lines, *returned(types, self.at_hand("w_down"))]
-        lines.append(f"    {named('inner', types.hidden)} = each * share")
-        return [*lines, f"    fed = inner @[XF] {self.at_hand('w_down')}"]
+            lines += returned(types, self.at_hand("w_down"), result)
+        else:
+            lines += [
+                f"    {named('inner', types.hidden('F', of_experts=True))} = each * share",
+                f"    {result} = inner @[XF] {self.at_hand('w_down')}",
+            ]
+        if experts.shared:
+            lines += self.gathered(*(f"shared_{name}" for name in _matrices(feedforward)))
+            lines += self.inside("of_all", source, replace(feedforward, experts=None), "F2", "shared_")
+            lines += [self.fed("shared", "of_all", "shared_"), "    fed = routed + shared"]
+        return lines
+
+    def inside(self, name: str, source: str, feedforward: Feedforward, width: str, prefix: str = "") -> list[str]:
+        """`name`: what goes into the last product of a feedforward layer, or of each expert."""
+        apart = feedforward.experts is not None
+        over, hidden = "[E]" if apart else "", self.types.hidden(width, of_experts=apart)
+        up = self.projected(source, f"{prefix}w_up", f"{prefix}b_up", over)
+        if not feedforward.gated:
+            return [f"    {named(name, hidden)} = {feedforward.activation}({up})"]
+        gate = f"{feedforward.activation}({self.projected(source, f'{prefix}w_gate', f'{prefix}b_gate', over)})"
+        return [f"    {named(f'{prefix}gate', hidden)} = {gate}", f"    {named(name, hidden)} = {prefix}gate * ({up})"]
+
+    def fed(self, name: str, inner: str, prefix: str = "") -> str:
+        return f"    {name} = {self.projected(inner, f'{prefix}w_down', f'{prefix}b_down')}"
+
+
+def _matrices(feedforward: Feedforward) -> tuple[str, ...]:
+    return ("w_gate", "w_up", "w_down") if feedforward.gated else ("w_up", "w_down")
 
 
 def of_layers(model: Model, dtype: DType, positions: int) -> list[str]:
@@ -268,7 +371,7 @@ def _among(flags: Sequence[bool]) -> str:
 
 
 def _frequencies(model: Model, name: str, rotary: RotarySpec, positions: int) -> list[str]:
-    pairs = rotary.rotated or model.attention.head_dim
+    pairs = rotary.rotated or model.attention.turned
     plain, scaling = f"exp(r * {number(-2 * math.log(rotary.base) / pairs)})", rotary.scaling
     comment = f"  # The frequencies of the rotary embedding: {number(rotary.base)}^(-2r/{pairs})"
     if scaling is None:

@@ -86,6 +86,9 @@ class Preset:
 OF_EXPERTS = frozenset({Role.EXPERTS, Role.EXPERT_EMBED, Role.FEEDFORWARD})
 """What the weights of experts have; X is split only where tokens are sent to the experts."""
 
+FEEDFORWARD_DIMS = ("F", "F1", "F2")
+"""F of most layers and of their experts, F1 of the opening layers, F2 of what computes every token beside experts."""
+
 _TABLES = {Role.VOCAB: Axes.ALL, Role.TABLE: Axes.ALL}
 _ONE = {Role.EMBED: Axes.NONE, Role.FEEDFORWARD: Axes.ALL, Role.HEADS: Axes.ALL, **_TABLES}
 _TWO = {Role.EMBED: Axes.FIRST, Role.FEEDFORWARD: Axes.OTHERS, Role.HEADS: Axes.OTHERS, **_TABLES}
@@ -139,7 +142,7 @@ class PresetLayout:
 
     def used(self, role: Role | None, dim: str) -> tuple[str, ...]:
         """The axes of a dimension of a weight where it is used, gathered over those of the batch."""
-        if self.experts is not None and role in OF_EXPERTS:
+        if self.experts is not None and role in OF_EXPERTS and dim in ("X", "E", "F"):
             return self.split(role, dim)
         return tuple(axis for axis in self.split(role, dim) if axis not in self.batch)
 
@@ -216,7 +219,10 @@ def fit_layouts(
         place((rows,), [*over_batch, *(a for user in users for a in user.batch.of(mesh))])
     residuals = mesh.axes if experts is not None else [a for made in presets for a in made.residual.of(mesh)]
     place(("E",), [*stored(Role.NORM, Role.EMBED), *residuals])
-    place(("F",), stored(Role.FEEDFORWARD) if experts is None else [a for a in mesh.axes if a not in experts])
+    for dim in FEEDFORWARD_DIMS:
+        if dim in sizes:
+            left = [a for a in mesh.axes if a not in experts] if experts is not None else []
+            place((dim,), left if experts is not None and dim == "F" else stored(Role.FEEDFORWARD))
     not_on_batch = tuple(a for a in mesh.axes if any(a not in homes[rows] for rows in batches))
     spare = {"batch": not_on_batch, None: ()}.get(attention, mesh.axes)
     place(heads, [*stored(Role.HEADS), *spare])
@@ -229,7 +235,7 @@ def fit_layouts(
     for i, (name, own, rows) in enumerate(zip(names, presets, batches, strict=True)):
         axes = {
             (role, dim): tuple(a for a in own.weights[role].of(mesh) if homes[group].get(a) == dim)
-            for group, dims, roles in _groups(heads)
+            for group, dims, roles in _groups(heads, sizes)
             for role in roles
             for dim in dims
         }
@@ -264,11 +270,13 @@ def fit_layouts(
     return tuple(made)
 
 
-def _groups(heads: Sequence[str]) -> tuple[tuple[str, tuple[str, ...], tuple[Role, ...]], ...]:
+def _groups(
+    heads: Sequence[str], sizes: Mapping[str, int]
+) -> tuple[tuple[str, tuple[str, ...], tuple[Role, ...]], ...]:
     """The dimensions that are placed together, by the first, and their roles."""
     return (
         ("E", ("E",), (Role.NORM, Role.EMBED)),
-        ("F", ("F",), (Role.FEEDFORWARD,)),
+        *((dim, (dim,), (Role.FEEDFORWARD,)) for dim in FEEDFORWARD_DIMS if dim in sizes),
         (heads[0], tuple(heads), (Role.HEADS,)),
         ("V", ("V",), (Role.VOCAB, Role.TABLE)),
     )

@@ -9,6 +9,8 @@ def _layered(layer: str, names: Mapping[str, str], others: Mapping[str, str]) ->
     return {**others, **{name: f"{layer}.{{layer}}.{module}" for name, module in names.items()}}
 
 
+_GATED = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
+
 LLAMA = _layered(
     "model.layers",
     {
@@ -21,9 +23,7 @@ LLAMA = _layered(
         "wo": "self_attn.o_proj",
         "q_norm": "self_attn.q_norm",
         "k_norm": "self_attn.k_norm",
-        "w_gate": "mlp.gate_proj",
-        "w_up": "mlp.up_proj",
-        "w_down": "mlp.down_proj",
+        **{name: f"mlp.{module}" for name, module in _GATED.items()},
     },
     {"embed": "model.embed_tokens", "unembed": "lm_head", "final_norm": "model.norm"},
 )
@@ -38,10 +38,24 @@ MIXTRAL = LLAMA | {
 
 QWEN3_MOE = LLAMA | {
     "w_router": "model.layers.{layer}.mlp.gate",
-    "w_gate": "model.layers.{layer}.mlp.experts.{expert}.gate_proj",
-    "w_up": "model.layers.{layer}.mlp.experts.{expert}.up_proj",
-    "w_down": "model.layers.{layer}.mlp.experts.{expert}.down_proj",
+    **{name: f"model.layers.{{layer}}.mlp.experts.{{expert}}.{module}" for name, module in _GATED.items()},
 }
+
+
+def deepseek(*, queries: bool, experts: bool) -> dict[str, str]:
+    """DeepSeek-V2 and V3, with a latent vector of queries or without, with experts or without."""
+    names = {
+        "w_dq": "self_attn.q_a_proj",
+        "q_latent_norm": "self_attn.q_a_layernorm",
+        "wq": "self_attn.q_b_proj" if queries else "self_attn.q_proj",
+        "w_dkv": "self_attn.kv_a_proj_with_mqa",
+        "kv_latent_norm": "self_attn.kv_a_layernorm",
+        "w_ukv": "self_attn.kv_b_proj",
+        **{f"opening_{name}": f"mlp.{module}" for name, module in _GATED.items()},
+        **{f"shared_{name}": f"mlp.shared_experts.{module}" for name, module in _GATED.items()},
+    }
+    return _layered("model.layers", names, QWEN3_MOE if experts else LLAMA)
+
 
 PHI3 = LLAMA | {
     "wqkv": "model.layers.{layer}.self_attn.qkv_proj",

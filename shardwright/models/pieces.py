@@ -88,8 +88,8 @@ def rotary(
     Of all `head_dim` elements of a head, or where `part` is given of that share of them, unless the config gives it.
     Of the layers of one `kind`, where `rope_parameters` has several.
     """
-    written = "rope_parameters" if config.keys.get("rope_scaling") is None else "rope_scaling"
-    keys, of = config.table(written), f"{written}."
+    written, keys = _rotary_keys(config)
+    of = f"{written}."
     if kind and written == "rope_parameters":
         keys, of = keys.table(kind), f"{of}{kind}."
     base = keys.number("rope_theta", default_base if kind else config.number("rope_theta", default_base), of=of)
@@ -105,6 +105,26 @@ def rotary(
             raise fault("bad-config", f"rotary embeddings turn pairs, and {part:g} of {head_dim} elements is {rotated}")
     scaling, magnitude = _scaling(config, keys, of, base, rotated)
     return RotarySpec(base, style, 0 if rotated == head_dim else rotated, scaling, magnitude)
+
+
+def yarn_scale(config: Config) -> float:
+    """The factor of scores for `mscale_all_dim` of a scaled rotary embedding (Peng et al. 2023, section 3.4)."""
+    written, keys = _rotary_keys(config)
+    if keys.word("rope_type", keys.word("type", "default")) == "default" or not keys.keys.get("mscale_all_dim"):
+        return 1.0
+    of = f"{written}."
+    return _longer(keys.number("mscale_all_dim", of=of), keys.number("factor", of=of)) ** 2
+
+
+def _rotary_keys(config: Config) -> tuple[str, Config]:
+    """The keys of rotary embeddings, and the name of the object that has them."""
+    written = "rope_parameters" if config.keys.get("rope_scaling") is None else "rope_scaling"
+    return written, config.table(written)
+
+
+def _longer(scale: float, factor: float) -> float:
+    """How many times as long yarn makes what turns."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _scaling(config: Config, keys: Config, of: str, base: float, elements: int) -> tuple[Scaling | None, float]:
@@ -157,11 +177,10 @@ def _yarn(keys: Config, of: str, base: float, elements: int, longest: int) -> tu
     if whole == none:
         none += 0.001
 
-    def longer(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-
     scales = [keys.number(key, of=of) for key in ("mscale", "mscale_all_dim") if keys.keys.get(key)]
-    magnitude = longer(scales[0]) / longer(scales[1]) if len(scales) == 2 else longer(1.0)
+    magnitude = _longer(1.0, factor)
+    if len(scales) == 2:
+        magnitude = _longer(scales[0], factor) / _longer(scales[1], factor)
     blend = Blend("pair", none, whole)
     return Scaling(factor, blend), keys.number("attention_factor", magnitude, of=of)
 

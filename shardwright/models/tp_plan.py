@@ -15,11 +15,12 @@ from typing import Any, cast
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located, nearest
 from shardwright.models.description import Model
 from shardwright.models.layouts import Axes, Preset, Role
+from shardwright.models.weight_map import NUMBERED
 from shardwright.models.weights import Weight, dims_of, model_weights
 
 _ROWS = ("colwise", "colwise_gather_output", "colwise_rep", "packed_colwise", "embedding_rowwise")
 _COLUMNS = ("rowwise", "rowwise_split_input")
-_WHOLE = ("replicate", "replicated_with_grad_allreduce", "moe_tp_experts")
+_WHOLE = ("replicate", "replicated_with_grad_allreduce", "moe_tp_experts", "mla_kv_a_proj")
 """Styles by the dimension of the stored weight that they split: the first, the second, none."""
 
 _EXPERTS = {"w_gate": "gate_up_proj", "w_up": "gate_up_proj", "w_down": "down_proj"}
@@ -97,8 +98,8 @@ def _no_plan(why: str) -> DiagnosticError:
 def _module(weight: Weight) -> str:
     """The module of a weight as plans name it."""
     if "{expert}" in weight.tensor:
-        return f"{weight.tensor.partition('{layer}')[0]}*.mlp.experts.{_EXPERTS[weight.name]}"
-    return weight.tensor.rpartition(".")[0].replace("{layer}", "*")
+        return f"{NUMBERED.split(weight.tensor)[0]}*.mlp.experts.{_EXPERTS[weight.name]}"
+    return NUMBERED.sub("*", weight.tensor.rpartition(".")[0])
 
 
 def _base_name(weight: Weight) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
-from shardwright.models.description import Model
+from shardwright.models.description import Model, Stack
 from shardwright.models.layouts import PresetLayout, Role
 from shardwright.models.token_groups import TokenGroups
 from shardwright.models.weights import Weight
@@ -74,7 +74,7 @@ class ValueTypes:
 
     def used(self, weight: Weight) -> str | None:
         """As a layer uses the weight, gathered over the axes of the batch; None where it is so already."""
-        pairs = [(dim, role) for dim, role in zip(weight.dims, weight.roles, strict=True) if dim != "N"]
+        pairs = [(dim, role) for dim, role in zip(weight.dims, weight.roles, strict=True) if dim[0] != "N"]
         if all(self.layout.used(role, dim) == self.layout.split(role, dim) for dim, role in pairs):
             return None
         return self.text(self.dtype, [d for d, _ in pairs], {d: self.layout.used(r, d) for d, r in pairs})
@@ -88,14 +88,13 @@ class ValueTypes:
             return self.hole([batch, "L", "E"])
         return self.text(self.dtype, [batch, "L", "E"], {batch: self.layout.batch, "E": self.layout.residual})
 
-    @property
-    def hidden(self) -> str | None:
-        """Inside the feedforward layer, None where it is left to the compiler."""
-        if not self.layout.batch or self.groups is not None:
+    def hidden(self, width: str, *, of_experts: bool) -> str | None:
+        """Inside a feedforward layer of dimension `width`, or experts; None where it is left to the compiler."""
+        if not self.layout.batch or (of_experts and self.groups is not None):
             return None
-        batch = self.rows.dim
-        dims = [batch, "L", "X", "F"] if self.model.feedforward.experts is not None else [batch, "L", "F"]
-        return self.text(self.dtype, dims, {batch: self.layout.batch, "F": self.layout.used(Role.FEEDFORWARD, "F")})
+        batch, each = self.rows.dim, ["X"] if of_experts else []
+        axes = {batch: self.layout.batch, width: self.layout.used(Role.FEEDFORWARD, width)}
+        return self.text(self.dtype, [batch, "L", *each, width], axes)
 
     def of_tokens(self, dtype: DType, *dims: str) -> str:
         """The type of tokens in their groups: these dimensions after those of the groups, E over what splits no
@@ -127,9 +126,8 @@ class ValueTypes:
         """The logits of one position of each sequence, the same under every layout of the activations."""
         return self.text(DType.F32, [self.rows.dim, "V"], {"V": self.layout.split(Role.VOCAB, "V")})
 
-    @property
-    def queries(self) -> str | None:
-        """As attention takes them, None where it is left to the compiler.
+    def queries(self, last: str = "D") -> str | None:
+        """As attention takes them, with this last dimension; None where it is left to the compiler.
 
         An axis that splits the batch of the activations, and along which keys and values lie in copies, stays on the
         batch: over those copies nothing has to move.
@@ -142,7 +140,7 @@ class ValueTypes:
         stay = [axis for axis in self.layout.batch if axis not in of_keys]
         axes = {dim: [axis for axis in on if axis not in stay] for dim, on in over.items()}
         axes[batch] = [*axes.get(batch, ()), *stay]
-        return self.text(self.dtype, [batch, "L", *attention.query_dims, "D"], axes)
+        return self.text(self.dtype, [batch, "L", *attention.query_dims, last], axes)
 
     def attention(self, position: str, heads: Sequence[str]) -> str | None:
         """Keys or values along `position` (L or T), None where they are left to the compiler."""
@@ -150,16 +148,24 @@ class ValueTypes:
             return None
         return self.text(self.dtype, [self.rows.dim, position, *heads, "D"], self.layout.attention)
 
+    def caches(self, stack: Stack) -> tuple[str, ...]:
+        """The keys of a stack's layers and their values, by name; latent vectors are both."""
+        rows, latent = self.rows, self.model.attention.latent
+        return tuple(f"{stack.prefix}{name}" for name in ((rows.keys, rows.values) if latent is None else (rows.keys,)))
+
     @property
     def state(self) -> dict[str, str]:
         """The keys and the values of every layer by name, and their scales where they are quantized."""
-        kept = {name: (self.dtype, ["D"]) for name in (self.rows.keys, self.rows.values)}
+        return {name: kind for stack in self.model.stacks for name, kind in self._state(stack).items()}
+
+    def _state(self, stack: Stack) -> dict[str, str]:
+        kept = {name: (self.dtype, ["D"]) for name in self.caches(stack)}
         if self.cache_format is not None:
             kept = {name: (DType(self.cache_format), dims) for name, (_, dims) in kept.items()}
             kept |= {f"{name}_scale": (DType.F32, list[str]()) for name in kept}
         made: dict[str, str] = {}
         for name, (dtype, last) in kept.items():
-            dims = ["N", self.rows.dim, "T", *self.model.attention.key_dims, *last]
+            dims = [stack.dim, self.rows.dim, "T", *self.model.attention.key_dims, *last]
             over = self.layout.attention
             made[name] = self.hole(dims, dtype) if self.layout.open or over is None else self.text(dtype, dims, over)
         return made

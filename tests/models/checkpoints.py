@@ -46,6 +46,17 @@ LONGROPE = {
 N_SIZES: dict[str, Any] = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 8, "n_positions": 64}
 OPT_SIZES: dict[str, Any] = {**{k: v for k, v in SIZES.items() if k != "intermediate_size"}, "ffn_dim": 64}
 FALCON_SIZES: dict[str, Any] = {**{k: v for k, v in SIZES.items() if k != "intermediate_size"}, "ffn_hidden_size": 64}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 32,
+}
+"""Sizes of latent attention, and of the experts beside it."""
+
 SIZES_OF: dict[str, dict[str, Any]] = {
     "OPT": OPT_SIZES,
     "GPTJ": N_SIZES,
@@ -57,6 +68,8 @@ SIZES_OF: dict[str, dict[str, Any]] = {
     "Gemma2": {**SIZES, "head_dim": 8, "num_hidden_layers": 3},
     "Gemma3": {**SIZES, "head_dim": 8, "num_hidden_layers": 4},
     "Qwen3Moe": {**SIZES, "head_dim": 8, "moe_intermediate_size": 64},
+    "DeepseekV2": {**SIZES, **LATENT},
+    "DeepseekV3": {**SIZES, **LATENT, "num_hidden_layers": 3},
 }
 """Sizes of architectures whose configs have other keys."""
 
@@ -232,6 +245,44 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+CHECKPOINTS |= {
+    "deepseek-v3": (
+        "DeepseekV3",
+        {"first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2},
+    ),
+    "deepseek-v3-long": (
+        "DeepseekV3",
+        {
+            "first_k_dense_replace": 0,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            "q_lora_rank": None,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {**YARN, "mscale_all_dim": 1.0},
+        },
+    ),
+    "deepseek-v2-greedy": (
+        "DeepseekV2",
+        {"first_k_dense_replace": 1, "n_routed_experts": 5, "num_experts_per_tok": 3, "tie_word_embeddings": True},
+    ),
+    "deepseek-v2-dense": ("DeepseekV2", {"first_k_dense_replace": 2, "hidden_act": "gelu"}),
+}
+
 ARCHITECTURES = (
     "cohere-multiquery",
     "llama-grouped",
@@ -245,6 +296,7 @@ ARCHITECTURES = (
 )
 ARCHITECTURES += ("qwen3", "gemma", "phi", "mixtral")
 ARCHITECTURES += ("gpt2", "gemma2", "gemma3", "granite", "olmo2", "phi3", "stablelm", "starcoder2", "qwen3-moe")
+ARCHITECTURES += ("deepseek-v2", "deepseek-v3")
 """One checkpoint of each architecture."""
 
 
@@ -294,5 +346,8 @@ def make_checkpoint(name: str, folder: Path, dtype: str = "float32", shard: str 
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0.0, spread)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
     return folder

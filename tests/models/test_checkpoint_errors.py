@@ -372,7 +372,8 @@ def test_a_config_that_is_not_one(tmp_path: Path, content: bytes, what: str) -> 
 
 
 KNOWN = (
-    "CohereForCausalLM, FalconForCausalLM, GPT2LMHeadModel, GPTBigCodeForCausalLM, GPTJForCausalLM,"
+    "CohereForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, FalconForCausalLM, GPT2LMHeadModel,"
+    " GPTBigCodeForCausalLM, GPTJForCausalLM,"
     " GPTNeoXForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, GemmaForCausalLM, GraniteForCausalLM,"
     " LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, OPTForCausalLM, Olmo2ForCausalLM, Phi3ForCausalLM,"
     " PhiForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, StableLmForCausalLM,"
@@ -508,6 +509,22 @@ def test_configs_at_fault(changes: dict[str, object], what: str) -> None:
             "feedforward layers without experts among those with experts are not supported (mlp_only_layers,"
             " decoder_sparse_step)",
         ),
+        (
+            "deepseek-v3",
+            {"first_k_dense_replace": -1},
+            "first_k_dense_replace is -1 in the config, not a whole number from 0 up",
+        ),
+        (
+            "deepseek-v3",
+            {"topk_group": 1},
+            "n_group=4, topk_group=1 and num_experts_per_tok=3 do not go with 8 experts",
+        ),
+        (
+            "deepseek-v2",
+            {"topk_method": "noaux"},
+            'topk_method "noaux" is not known; greedy and group_limited_greedy are',
+        ),
+        ("deepseek-v2", {"attention_bias": True}, "biases of latent attention are not supported (attention_bias)"),
         ("qwen3-moe", {"num_experts_per_tok": 7}, "num_experts_per_tok=7 of num_local_experts=4"),
         (
             "gemma",

@@ -311,6 +311,8 @@ def test_the_text_of_a_program(golden: object) -> None:
     )
     golden("models/falcon-cached.shard", cached.text)
     golden("models/mixtral-megatron.shard", imported("mixtral", "megatron", mesh).text)
+    latent = import_model(config_of("deepseek-v3"), "ws2d", mesh, 8, 16, DType.BF16, cache=64)
+    golden("models/deepseek-v3-cached.shard", latent.text)
     sending = import_model(
         config_of("mixtral"), "ws2d", mesh, 8, 16, DType.BF16, cache=64, experts="all-to-all", expert_capacity=1.25
     )

@@ -161,7 +161,8 @@ def test_import_faults(shardwright: Callable, tmp_path: Path) -> None:
     assert got.status == 1
     assert got.err == (
         f"{tmp_path}/config.json: error: the architecture LamaForCausalLM is not known; known are"
-        " CohereForCausalLM, FalconForCausalLM, GPT2LMHeadModel, GPTBigCodeForCausalLM, GPTJForCausalLM,"
+        " CohereForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, FalconForCausalLM, GPT2LMHeadModel,"
+        " GPTBigCodeForCausalLM, GPTJForCausalLM,"
         " GPTNeoXForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, GemmaForCausalLM, GraniteForCausalLM,"
         " LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, OPTForCausalLM, Olmo2ForCausalLM, Phi3ForCausalLM,"
         " PhiForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, StableLmForCausalLM,"
