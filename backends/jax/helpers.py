@@ -284,10 +284,10 @@ def rows_written(x, rows, starts, axis):
 def rotary(x, positions, frequencies, axis, style):
     """Rotary position embedding, in f32 (Su et al. 2021): pair i is turned by position * frequency i.
 
-    Pairs are (i, i + n) for style neox and (2i, 2i + 1) for gptj, with n = len(frequencies); what follows the pairs
+    Pairs are (i, i + n) for style neox and (2i, 2i + 1) for gptj, of n frequencies; what follows the pairs
     is left as it is. positions: as x, with size 1 along axis.
     """
-    n = len(frequencies)
+    n = frequencies.shape[-1]
     v = jnp.moveaxis(x.astype(jnp.float32), axis, -1)
     angle = jnp.moveaxis(positions, axis, -1).astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(angle), jnp.sin(angle)

@@ -63,7 +63,8 @@ def lower_rotary(operation: ops.Rotary, terms: Sequence[Term], result: TensorTyp
         positions = positions if start == "0" else f"{start} + {positions}"
     rotated = operation.rotated or result.shape.size(operation.dim)
     if len(terms) > 2:
-        frequencies = terms[2].code
+        given = operation.frequency_dims([term.arg for term in terms])
+        frequencies = spread(terms[2].code, terms[2].tensor.names, given)
     else:
         exponents = f"-np.arange(0, {rotated}, 2) / {rotated}"
         frequencies = f"np.float32({number_text(float(operation.base))} ** ({exponents}))"

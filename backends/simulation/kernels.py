@@ -316,8 +316,7 @@ def _rotary(operation: ops.Rotary, call: Call) -> Array:
     x = aligned(value, (*others, operation.dim), lead)
     rotated = operation.rotated or x.shape[-1]
     if len(call.args) > 2:
-        frequencies = aligned(_tensor(call.args[2]), _tensor(call.args[2]).kind.names, lead)
-        frequencies = frequencies.reshape(*call.setting.mesh_shape, *(1 for _ in others), rotated // 2)
+        frequencies = aligned(_tensor(call.args[2]), operation.frequency_dims([_arg(arg) for arg in call.args]), lead)
     else:
         frequencies = operation.base ** (-np.arange(0, rotated, 2) / rotated)
     positions = _like(call.args[1], DType.INT32, others, call.setting)

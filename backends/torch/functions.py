@@ -128,7 +128,7 @@ def attend_some(
 
 
 def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of positions [...] times frequencies [F], in f32."""
+    """Cosine and sine of positions [...] times frequencies [..., F], in f32."""
     turned = positions[..., None].float() * frequencies.float()
     return torch.cos(turned), torch.sin(turned)
 

@@ -270,7 +270,7 @@ class _Analysis:
                 given = len(statement.operands) > 2  # frequencies, one for each pair
                 for run in (
                     *([operands[0][dim]] if rotated or given else []),
-                    *(operands[-1].values() if given else ()),
+                    *(run for name, run in operands[-1].items() if given and name not in operands[0]),
                 ):
                     self.segments.keep(run)
             case ops.Layernorm(dims=dims) | ops.Rmsnorm(dims=dims):

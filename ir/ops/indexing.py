@@ -145,7 +145,8 @@ class Rotary(Operation):
 
     `style=neox` pairs element d with d + rotated/2, `style=gptj` pairs 2d with 2d + 1. `pos` is int32: with
     dimensions of x, the positions themselves; a scalar, the position of the first element along `seq`.
-    A third operand, f32 along a dimension of half the size, gives the frequencies in place of base.
+    A third operand, f32 along a dimension of half the size, and maybe dimensions of x, gives the frequencies in place
+    of base.
     """
 
     keyword: ClassVar[str] = "rotary"
@@ -177,6 +178,11 @@ class Rotary(Operation):
             return self.seq
         return "L" if "L" in args[0].names else None
 
+    def frequency_dims(self, args: Sequence[Arg]) -> tuple[str, ...]:
+        """The dimensions of x without the one whose pairs turn, and the frequencies' own in its place, the last."""
+        own = (name for name in args[2].names if name not in args[0].names)
+        return (*(name for name in args[0].names if name != self.dim), *own)
+
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         shape = args[0].tensor
         require_dims(self.keyword, args[0], [self.dim] if self.seq is None else [self.dim, self.seq])
@@ -199,17 +205,18 @@ class Rotary(Operation):
             )
         require_positions(self.keyword, args[1], shape)
         if len(args) > 2:
-            frequencies = args[2].tensor
-            if len(frequencies.dims) != 1 or frequencies.dims[0].size != size // 2:
+            frequencies, shared = args[2].tensor, [dim for dim in shape.dims if dim.name != self.dim]
+            pairs = [dim for dim in frequencies.dims if dim not in shared] or frequencies.dims
+            if len(pairs) != 1 or pairs[0].size != size // 2:
                 raise misuse(
                     "wrong-dimensions",
                     f"rotary: the frequencies {args[2].text}: {frequencies}"
                     f" are not {size // 2} numbers, one for each pair",
                 )
-            if frequencies.names[0] in shape:
+            if pairs[0].name in shape:
                 raise misuse(
                     "wrong-dimensions",
-                    f"rotary: the frequencies' dimension {frequencies.names[0]} is one of"
+                    f"rotary: the frequencies' dimension {pairs[0].name} is one of"
                     f" {args[0].text}'s; give them one of their own",
                 )
         return (shape,)

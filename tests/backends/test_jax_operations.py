@@ -258,6 +258,7 @@ def test_lookup_out_of_range(layout: str) -> None:
         ("(q: f32 DT_xB, p: int32 T_x) -> f32 DT_xB", "rotary[D, style={}, rotated=4](q, p)"),
         ("(q: f32 BTD, p: int32) -> f32 BTD", "rotary[D, style={}, seq=T](q, 3)"),
         ("(q: f32 TD(partialsum-x), p: int32 T, w: f32 D2) -> f32 TD(partialsum-x)", "rotary[D, style={}](q, p, w)"),
+        ("(q: f32 BDH_xT, p: int32 T, w: f32 D2H_xB) -> f32 BDH_xT", "rotary[D, style={}](q, p, w)"),
     ],
 )
 def test_rotary(style: str, signature: str, call: str) -> None:

@@ -220,6 +220,10 @@ def test_rotary_with_given_frequencies() -> None:
         "x: f32 LD, p: int32 L, w: f32 I -> f32 LD", "rotary[D](x, p, w)", x=x, p=pos, w=np.array([0.5, 0.25, 2.0])
     )
     close(found, turned(x, NEOX, pos, [0.5, 0.25, 2.0]))
+    both, each = np.stack([x, 2 * x]), np.array([[0.5, 0.25, 2.0], [1.0, 3.0, 0.125]])
+    signature = "x: f32 BLD, p: int32 L, w: f32 IB -> f32 BLD"
+    found = run(signature, "rotary[D](x, p, w)", x=both, p=pos, w=each.T)
+    close(found, np.stack([turned(row, NEOX, pos, list(own)) for row, own in zip(both, each, strict=True)]))
 
 
 def test_lookup() -> None:

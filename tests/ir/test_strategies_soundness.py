@@ -142,6 +142,7 @@ CASES = (
     Case(ops.Rotary("D", style="gptj"), (("ALD", F), ("AL", I)), int_bounds=(0, 9)),
     Case(ops.Rotary("D", rotated=2, seq="A"), (("ABD", F), Number("3"))),
     Case(ops.Rotary("D"), (("ABD", F), ("A", I), ("I", F)), int_bounds=(0, 9)),
+    Case(ops.Rotary("D"), (("ABD", F), ("A", I), ("IB", F)), int_bounds=(0, 9)),
     Case(ops.Update("T"), (("BTD", F), ("BD", F), ("", I)), int_bounds=(0, 12)),
     Case(ops.Update("T"), (("BTD", F), ("BDG", F), ("B", I)), int_bounds=(-1, 12)),
     Case(ops.Update("T"), (("BTD", F), ("BTD", F), ("", I)), int_bounds=(0, 3)),

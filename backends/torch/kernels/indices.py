@@ -62,8 +62,10 @@ def _rotary(operation: ops.Rotary, call: TensorCall) -> Tensor:
     others = tuple(name for name in value.names if name != operation.dim)
     last = (*others, operation.dim)
     rotated = operation.rotated or value.size(operation.dim)
-    given = len(call.args) > 2
-    frequencies = call.tensor(2).tensor if given else functions.frequencies(operation.base, rotated, call.device)
+    if len(call.args) > 2:
+        frequencies = aligned(call.tensor(2), operation.frequency_dims([as_arg(arg) for arg in call.args]))
+    else:
+        frequencies = functions.frequencies(operation.base, rotated, call.device)
     at = call.operand(1, DType.INT32, others)
     along = operation.positions_dim([as_arg(arg) for arg in call.args])
     if along is not None:

@@ -180,6 +180,8 @@ def _rotary(operation: ops.Rotary, operands: Operands, result: Shape) -> Prepare
     value, at = operands[:2]
     if not isinstance(value, Shape) or not isinstance(at, Shape) or value.names != result.names:
         return None
+    if any(len(given.names) > 1 for given in operands[2:] if isinstance(given, Shape)):
+        return None
     if value.names[-1] != operation.dim or operation.positions_dim([Arg("", value), Arg("", at)]) is not None:
         return None
     others, neox = value.names[:-1], operation.style == "neox"
