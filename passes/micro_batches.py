@@ -154,7 +154,8 @@ class RowCheck:
         ]
         shapes = [value.shape for value in statement.results]
         wanted = AxisRow(tuple(batch if has else None for has in having), tuple(batch if g else None for g in gives))
-        named = getattr(operation, "dim", None) == batch or (isinstance(operation, Uniform) and not any(having))
+        alone = isinstance(operation, Uniform) and not any(having)
+        named = alone or batch in (getattr(operation, "dim", None), *getattr(operation, "indexed", ()))
         whole = all(
             dim.size == self.made.count * self.made.size
             for kind in (*kinds, *(value.type for value in statement.results))

@@ -122,9 +122,11 @@ def lower_update(
     whole = stacked.whole if stacked else cache
     loops = dict(stacked.indices) if stacked else {}
     written = operation.written_dim([term.arg for term in terms])
-    positions: tuple[str, ...] = terms[2].kind.names if terms[2].kind is not None else ()
+    kinds = [term.kind for term in terms[2:] if term.kind is not None]
+    positions = {name for kind in kinds for name in kind.names}
     batch = [name for name in cache.names if name in positions]
-    single = terms[2].kind is None or terms[2].kind.local_elements(lowering.mesh) == 1
+    single = all(kind.local_elements(lowering.mesh) == 1 for kind in kinds)
+    others = dict(zip(operation.indexed, terms[3:], strict=True))
     own = [operation.dim if name == written else name for name in new.names]
     n_rows = 1 if written is None else lowering.size(new, written)
     beside = n_rows == 1 or (lowering.digits.is_contiguous(cache, operation.dim) and not operation.wrap)
@@ -148,6 +150,8 @@ def lower_update(
         elif name == operation.dim:
             place = f"({wrapped(f'({start})', cache, operation.dim)})" if operation.wrap else start
             index.append(lowering.local_place(place, cache, operation.dim))
+        elif name in others:
+            index.append(lowering.local_place(aligned(others[name], over, DType.INT32), cache, name))
         elif name in batch:
             index.append(spread(f"lax.iota(jnp.int32, {lowering.size(cache, name)})", (name,), over))
         else:
@@ -176,24 +180,28 @@ def _block_written(
 ) -> str:
     """The cache with rows, of as many dimensions as it, written from one position on."""
     size, split = lowering.size(cache, operation.dim), bool(cache.split(operation.dim))
-    position = terms[2]
-    if position.number is not None:
-        start = literal(position.number, DType.INT32)
-        within = not split and 0 <= position.number.value <= size - n_rows
-    else:
-        shape = () if position.kind is None else position.kind.local_shape(lowering.mesh)
-        cast = "" if position.tensor.dtype is DType.INT32 else ".astype(jnp.int32)"
-        start, within = reshaped(position.code, shape, ()) + cast, False
+    number, start = terms[2].number, _single(terms[2], lowering)
+    within = number is not None and not split and 0 <= number.value <= size - n_rows
     if operation.wrap:
         start, within = f"({wrapped(start, cache, operation.dim)})", not split
-    starts = [
-        lowering.local_place(start, cache, operation.dim) if name == operation.dim else loops.get(name, "0")
-        for name in whole.names
-    ]
+    starts = {**loops, operation.dim: lowering.local_place(start, cache, operation.dim)}
+    for name, term in zip(operation.indexed, terms[3:], strict=True):
+        place = starts[name] = lowering.local_place(_single(term, lowering), cache, name)
+        there = f"({place} >= 0) & ({place} < {lowering.size(cache, name)})"
+        starts[operation.dim], within = f"jnp.where({there}, {starts[operation.dim]}, {size})", False
+    where = tuple_text([starts.get(name, "0") for name in whole.names])
     if within:
-        return f"lax.dynamic_update_slice({terms[0].code}, {rows}, {tuple_text(starts)})"
+        return f"lax.dynamic_update_slice({terms[0].code}, {rows}, {where})"
     lowering.use_helper("rows_written")
-    return f"rows_written({terms[0].code}, {rows}, {tuple_text(starts)}, {axis_of(whole, operation.dim)})"
+    return f"rows_written({terms[0].code}, {rows}, {where}, {axis_of(whole, operation.dim)})"
+
+
+def _single(position: Term, lowering: Lowering) -> str:
+    """A position that is one number on each chip."""
+    if position.number is not None:
+        return literal(position.number, DType.INT32)
+    cast = "" if position.tensor.dtype is DType.INT32 else ".astype(jnp.int32)"
+    return reshaped(position.code, position.tensor.local_shape(lowering.mesh), ()) + cast
 
 
 def _blocks(kind: TensorType, dim: str, by: Sequence[str], lowering: Lowering) -> tuple[int, int]:

@@ -350,7 +350,11 @@ def _update(operation: ops.Update, call: Call) -> Array:
     at = _axis(cache.kind, operation.dim, call.setting)
     n = rows.shape[at]
     taken = np.take_along_axis(rows, np.clip(offset, 0, n - 1), axis=at)
-    return np.where((offset >= 0) & (offset < n), taken, cache.array)
+    here = (offset >= 0) & (offset < n)
+    for name, index in zip(operation.indexed, call.args[3:], strict=True):
+        indices = _positions(cache.kind, name, names, call.setting)
+        here = here & (indices == _like(index, DType.INT32, names, call.setting))
+    return np.where(here, taken, cache.array)
 
 
 def _blocks(kind: TensorType, dim: str, by: Sequence[str], setting: KernelSetting) -> tuple[int, int]:

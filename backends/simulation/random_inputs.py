@@ -109,6 +109,8 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
                 written = update.written_dim(args)
                 n = 1 if written is None else args[1].tensor.size(written)
                 bound(operands[2], args[0].tensor.size(dim) - n + 1)
+                for name, operand in zip(update.indexed, operands[3:], strict=True):
+                    bound(operand, args[0].tensor.size(name))
             case ops.Attend() as attend:
                 positions = scope.type_of(str(operands[1])).shape.size(attend.along) + 1
                 bounds_of = {"pos": _SMALL, "length": positions, "window": positions}

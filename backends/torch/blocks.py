@@ -160,8 +160,10 @@ class CompiledBlock:
         """True if the chip has a part of what the operation numbers, so that it depends on which part that is; or if it
         gives what only chips have."""
         match statement:
-            case Let(operation=ops.Argmax() | ops.Update() as operation):
-                dims: tuple[str | None, ...] = (operation.dim,)
+            case Let(operation=ops.Argmax(dim=dim)):
+                dims: tuple[str | None, ...] = (dim,)
+            case Let(operation=ops.Update() as operation):
+                dims = operation.written_dims
             case Let(operation=ops.Attend() as operation):
                 dims = (operation.along, operation.causal)
             case _:
@@ -212,7 +214,7 @@ class CompiledBlock:
         assert isinstance(operation, ops.Update)
         names, new_names, position = shapes[0].names, shapes[1].names, statement.operands[2]
         by = () if isinstance(position, Number) else shapes[2].names
-        if operation.wrap or len(by) > 1 or len(read) < 2:
+        if operation.wrap or operation.indexed or len(by) > 1 or len(read) < 2:
             return None
         rest = [*by, *(name for name in names if name != operation.dim and name not in by)]
         order = [names.index(name) for name in (operation.dim, *rest)]
@@ -400,6 +402,7 @@ def _updates_in_place(body: Sequence[Statement], states: Set[str], shapes: Mappi
             not isinstance(statement, Let)
             or not isinstance(statement.operation, ops.Update)
             or statement.operation.wrap
+            or statement.operation.indexed
         ):
             continue
         state, position = statement.operands[0], statement.operands[2]

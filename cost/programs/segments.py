@@ -302,8 +302,8 @@ def _new_rows(name: str, body: Sequence[Statement]) -> bool:
 def _writes_rows(statement: Let, scope: Scope) -> bool:
     """True if an update writes rows that follow each other, from one position or from one for each element of another
     dimension, along a dimension that no axis splits."""
-    operation, (cache, _, position) = statement.operation, statement.operands
-    if not isinstance(operation, Update) or operation.wrap or not isinstance(cache, str):
+    operation, (cache, _, position, *indices) = statement.operation, statement.operands
+    if not isinstance(operation, Update) or operation.wrap or indices or not isinstance(cache, str):
         return False
     kind = scope.type_of(cache)
     by = scope.type_of(position).names if isinstance(position, str) else ()

@@ -77,6 +77,11 @@ def _iota(statics: Statics) -> Operation:
     return ops.Iota(statics.dim(), None if extent is None else extent.value)
 
 
+def _update(statics: Statics) -> Operation:
+    dim, *indexed = statics.dims()
+    return ops.Update(dim, tuple(indexed), _wraps(statics))
+
+
 def _rotary(statics: Statics) -> Operation:
     return ops.Rotary(
         base=statics.number("base", 10000.0),
@@ -186,7 +191,7 @@ BUILDERS: dict[str, Builder] = {
     "full": lambda s: ops.Full(dtype=s.dtype(), dims=s.dims(least=0)),
     "foreign": _foreign,
     "rotary": _rotary,
-    "update": lambda s: ops.Update(wrap=_wraps(s), dim=s.dim()),
+    "update": _update,
     "uniform": lambda s: ops.Uniform(s.dims()),
     "topk": _topk,
     "take": _take,

@@ -236,17 +236,27 @@ class Update(Operation):
     position, or has another dimension in T's place. `pos` is int32, a scalar or one for each element of
     dimensions of the cache. A cache split over T keeps its rows: each chip writes those it holds. What would be
     written beyond the cache is dropped; with `wrap=true` positions count modulo its extent.
+    `update[TM](cache, new, pos, m)` writes at index m of M, which `new` lacks: nothing where there is no such index.
     """
 
     keyword: ClassVar[str] = "update"
     arity: ClassVar[tuple[int, int]] = (3, 3)
     takes_f8: ClassVar[bool] = True
     dim: str
+    indexed: tuple[str, ...] = ()
     wrap: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arity", (3 + len(self.indexed),) * 2)
 
     @property
     def statics(self) -> tuple[Static, ...]:
-        return (dims_static([self.dim]), *wrap_static(self.wrap))
+        return (dims_static(self.written_dims), *wrap_static(self.wrap))
+
+    @property
+    def written_dims(self) -> tuple[str, ...]:
+        """The dimensions of the cache in which there are positions."""
+        return (self.dim, *self.indexed)
 
     def written_dim(self, args: Sequence[Arg]) -> str | None:
         """The dimension of `new` that runs along T, None where `new` is a single position."""
@@ -256,7 +266,7 @@ class Update(Operation):
         return extra[0] if extra else None
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
-        require_dims(self.keyword, args[0], [self.dim])
+        require_dims(self.keyword, args[0], self.written_dims)
         cache, new = args[0].tensor, args[1].tensor
         if new.dtype != cache.dtype:
             raise misuse(
@@ -265,7 +275,7 @@ class Update(Operation):
                 f"convert it: convert[{cache.dtype}]({args[1].text})",
             )
         written = self.written_dim(args)
-        expected = {dim for dim in cache.dims if dim.name != self.dim}
+        expected = {dim for dim in cache.dims if dim.name not in self.written_dims}
         if {dim for dim in new.dims if dim.name != written} != expected:
             raise misuse(
                 "wrong-dimensions",
@@ -277,19 +287,22 @@ class Update(Operation):
                 "size-mismatch",
                 f"update writes {new.size(written)} positions into a cache of {cache.size(self.dim)} along {self.dim}",
             )
-        if args[2].shape is not None and self.dim in args[2].names:
-            raise misuse("wrong-dimensions", f"update[{self.dim}]: the position {args[2].text} varies along {self.dim}")
-        require_positions(self.keyword, args[2], cache)
+        for start in args[2:]:
+            for name in set(self.written_dims).intersection(start.names):
+                what = f"update[{self.dim}]: the position {start.text} varies along {name}"
+                raise misuse("wrong-dimensions", what)
+            require_positions(self.keyword, start, cache)
         return (cache,)
 
     def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
-        return home if is_written(home, result) else None
+        return home if is_written(home, result) and not self.indexed else None
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield whole_row(args)
-        yield from pass_through(args, results[0], (name for name in results[0].names if name != self.dim))
-        yield AxisRow((self.dim, None, None), (self.dim,))
-        yield AxisRow((SUM, SUM, None), (SUM,))
+        yield from pass_through(args, results[0], (name for name in results[0].names if name not in self.written_dims))
+        starts = (None,) * len(args[2:])
+        yield from (AxisRow((name, None, *starts), (name,)) for name in self.written_dims)
+        yield AxisRow((SUM, SUM, *starts), (SUM,))
 
 
 @dataclass(frozen=True)

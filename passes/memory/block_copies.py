@@ -100,8 +100,8 @@ def _alone(rows: Sequence[Statement], setting: SetState, store: Let) -> bool:
 
 
 def _fetched(update: Let, state: str, lets: Mapping[str, Let]) -> bool:
-    """Tells whether what is updated is the state as it was fetched."""
-    cache = lets.get(str(update.operands[0]))
+    """Tells whether what is updated, along one dimension, is the state as it was fetched."""
+    cache = lets.get(str(update.operands[0])) if len(update.operands) == 3 else None
     return cache is not None and isinstance(cache.operation, Fetch) and cache.operands == (state,)
 
 

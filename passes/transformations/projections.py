@@ -292,7 +292,9 @@ def _dims_with_a_meaning(program: Program, func: Func) -> set[str]:
                 found.update((*operation.dims, operation.causal or ""))
             case Let(operation=Rotary() as operation):
                 found.update((operation.dim, operation.seq or ""))
-            case Let(operation=Update() | Iota() | Argmax() as operation):
+            case Let(operation=Update() as operation):
+                found.update(operation.written_dims)
+            case Let(operation=Iota() | Argmax() as operation):
                 found.add(operation.dim)
             case Let(operation=Rename() as operation):
                 found.update(name for pair in operation.pairs for name in pair)

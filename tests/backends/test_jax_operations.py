@@ -292,3 +292,21 @@ def test_update_at_one_position(signature: str) -> None:
 )
 def test_update_at_positions(signature: str) -> None:
     check(body(signature, "r = update[T](c, n, p)", "return r"), p=np.array([0, 6, 2, 9]))
+
+
+@pytest.mark.parametrize("options", ["TH", "TH, wrap=true"])
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "(c: f32 HTD_x, n: f32 LD_x, p: int32, h: int32) -> f32 HTD_x",
+        "(c: f32 B_xHT_yD, n: f32 B_xD, p: int32, h: int32) -> f32 B_xHT_yD",
+        "(c: f32 H_xBTD, n: f32 LBD, p: int32, h: int32 B) -> f32 H_xBTD",
+        "(c: bf16 B_xTH_yD, n: bf16 DB_xL, p: int32 B_x, h: int32) -> bf16 B_xTH_yD",
+    ],
+)
+def test_update_at_an_index(signature: str, options: str) -> None:
+    """Nothing is written where there is no such index."""
+    places = [(position, index) for position in (0, 7, -1) for index in (0, 3, -1, 64)]
+    shapes = [() if f"{name}: int32 B" not in signature else (4,) for name in "ph"]
+    given = [{"p": np.full(shapes[0], p), "h": np.full(shapes[1], h)} for p, h in places]
+    check_each(body(signature, f"r = update[{options}](c, n, p, h)", "return r"), given)

@@ -249,6 +249,10 @@ def test_update() -> None:
     assert each.tolist() == [[1, 2, 3, 0, 0], [0, 0, 4, 5, 6]]
     past = run("c: f32 BT, n: f32 BL, p: int32 B -> f32 BT", "update[T](c, n, p)", c=cache, n=new, p=np.array([4, -1]))
     assert past.tolist() == [[0, 0, 0, 0, 1], [5, 6, 0, 0, 0]]
+    for index, wanted in ((1, [[0] * 5, [6, 0, 0, 4, 5]]), (2, [[0] * 5] * 2)):
+        signature = "c: f32 BT, n: f32 L, p: int32, b: int32 -> f32 BT"
+        given = {"c": cache, "n": new[1], "p": np.array(3), "b": np.array(index)}
+        assert run(signature, "update[TB, wrap=true](c, n, p, b)", **given).tolist() == wanted
 
 
 def test_take_and_concat() -> None:

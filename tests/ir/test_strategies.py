@@ -50,6 +50,7 @@ HOLD: dict[str, tuple[tuple[str, ...], str, str]] = {
     "softmax beside a split": (("B_xT",), "softmax[T](a)", "B_xT"),
     "merged": (("BK_xGD",), "merge[KG -> H](a)", "BH_xD"),
     "an update of a split cache": (("BT_xD", "BD", "int32"), "update[T](a, b, c)", "BT_xD"),
+    "an update at an index": (("B_xTLD_y", "D_y", "int32"), "update[TBL](a, b, c, 1, 0)", "B_xTLD_y"),
     "all-gather": (("B_xE_y",), "all_gather[xy](a)", "BE"),
     "all-reduce": (("BE_y(partialsum-x)",), "all_reduce[x](a)", "BE_y"),
     "of maxima": (("BE(partialmax-x)",), "all_reduce[x](a)", "BE"),

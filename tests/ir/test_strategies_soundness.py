@@ -147,6 +147,7 @@ CASES = (
     Case(ops.Update("T"), (("BTD", F), ("BDG", F), ("B", I)), int_bounds=(-1, 12)),
     Case(ops.Update("T"), (("BTD", F), ("BTD", F), ("", I)), int_bounds=(0, 3)),
     Case(ops.Update("T", wrap=True), (("BTD", F), ("BDG", F), ("B", I)), int_bounds=(-15, 40)),
+    Case(ops.Update("T", ("B",)), (("BTD", F), ("DG", F), ("D", I), ("", I)), int_bounds=(-1, 12)),
     Case(ops.Take("B", 3, 9), _f("AB")),
     Case(ops.Take("B", 5), _f("AB")),
     Case(ops.Take("B", 12, 24, ("x",)), _f("AB")),

@@ -85,6 +85,9 @@ def _update(operation: ops.Update, call: TensorCall) -> Tensor:
     offset = call.named(t - call.index(2, names), "offset")
     if operation.wrap:
         offset = offset % whole_size(cache, operation.dim)
+    for at, name in enumerate(operation.indexed, 3):
+        here = call.named(call.positions(cache, name, names) == call.index(at, names), "here")
+        offset = call.torch.where(here, offset, -1)
     return call.functions.updated(cache.tensor, rows, offset, names.index(operation.dim))
 
 
