@@ -6,7 +6,8 @@ The rule, a small part of what XLA does (`XLA: Operation Fusion`), the same on e
 - A pointwise operation is computed within the kernels that read its result, as often as there are such kernels,
   save where a loop, the state or the caller wants the result in memory, or where a contraction would read more bytes
   for it than the result has. Widening int8 weights is so part of the contraction.
-- So is a slice over chips, of anything but a product and what is computed in its kernel, if kernels alone read it.
+- So are a slice at one index, as of a micro-batch's rows, and, if kernels alone read it, one over chips, of anything
+  but a product and what is computed in its kernel.
 - A contraction takes the pointwise operations after it into its own kernel as long as each result has one reader.
 - A reduction takes the pointwise operations before it; its result goes to memory. So does that of attention, and its
   scores do not; with a window it reads the keys and values that queries see.
@@ -225,7 +226,7 @@ class Fusion:
                     self.after.update((value, Charge()) for value in chain[:-1])
                     ends.add(chain[-1])
         for name, statement in self.lets.items():
-            free = pointwise(statement) and name not in self.demanded and name not in ends and name in self.readers
+            free = self._picks(statement) and name not in self.demanded and name not in ends and name in self.readers
             if free and name not in self.inline and self._worth_recomputing(name):
                 self.inline.add(name)
 
@@ -261,6 +262,13 @@ class Fusion:
                 return chain
             chain.append(following)
 
+    def _picks(self, statement: Let) -> bool:
+        """Tells whether each element of the result comes from one of each operand, as in a slice at one index too."""
+        if not isinstance(statement.operation, Lookup):
+            return pointwise(statement)
+        table, index = (self.types[name].names if isinstance(name, str) else () for name in statement.operands)
+        return set(index) <= set(table)
+
     def _worth_recomputing(self, name: str) -> bool:
         if not any(isinstance(reader.operation, Contract) for reader in self.readers[name]):
             return True
@@ -286,7 +294,7 @@ class Fusion:
         operation = statement.operation
         if isinstance(operation, Update) and position == 0:
             return  # written in place, never read
-        if not pointwise(statement):
+        if not self._picks(statement):
             limit = math.inf  # of a product every element counts, whichever of its results are read
         if isinstance(operation, _PARTLY_READ) and position == 0:
             limit = min(limit, self.elements(statement.results[0].name))
