@@ -20,7 +20,6 @@ from shardwright.ir.ops import (
     Merge,
     Mul,
     Roll,
-    Rotary,
     Slice,
     Split,
     Start,
@@ -34,7 +33,7 @@ from shardwright.ir.program import Carry, Func, Let, Loop, Program, Scope, SetSt
 from shardwright.ir.rewriter import Rewriter, rename_dims
 from shardwright.ir.types import DType, Partial, Reduction, TensorType
 from shardwright.ir.verification.verifier import Level
-from shardwright.ir.walk import captured, names_read, operand_names, rename_operands, states_set
+from shardwright.ir.walk import captured, names_read, rename_operands, states_set
 from shardwright.passes.base import Pass
 from shardwright.passes.micro_batches import RowCheck
 from shardwright.passes.transformations.stage_types import StageOptions, StageTypes, concrete, no_pipeline
@@ -56,8 +55,8 @@ class PipelineLayers(StageOptions, Pass):
     In each of R = M + P - 1 rounds a stage has the micro-batch that the stage before it had in the last one (Huang et
     al. 2019, section 2.3); the first rounds of the last stages and the last of the first ones are idle, and what they
     compute is dropped. Micro-batch m has the rows b of the batch with b mod M = m, so that no row changes chips. State
-    of the layers is stored by stage, layer of the stage, micro-batch and row. Takes explicit programs in which each row
-    of the batch is computed from that row alone.
+    of the layers is stored by stage, layer of the stage, micro-batch and row, and written where it lies. Takes explicit
+    programs in which each row of the batch is computed from that row alone.
     """
 
     name: ClassVar[str] = "pipeline-layers"
@@ -236,8 +235,10 @@ class _Body:
         self.loop, self.scope = loop, scope
         self.names: dict[str, str] = {}
         self.known: dict[str, TensorType] = {}
-        self.kept = set[str]() if self.stages.several else set(self.stages.layered)
-        """State of layers, and new versions of it, that a stage which is idle leaves as they are."""
+        self.stored = {name: name for name in self.stages.layered}
+        """The state of layers, and that of which a value is a new version, with rows written where it lies."""
+        self.own: dict[str, str] = {}
+        """What the layers see of these: the rows of the stage's micro-batch."""
         for name in states_set(loop.body):
             kind = concrete(scope.type_of(name))
             lacks = self.stages.layers if name not in self.stages.layered else self.stages.options.batch
@@ -279,7 +280,7 @@ class _Body:
         stages, writer, inner = self.stages, self.writer, turn.aside()
         for name in self.captured:
             if self.is_state(name):
-                self._state(inner, name, slot)
+                self.names[name], self.known[name] = name, self._stored(name)
             else:
                 self._own(turn, name, slot)
         index = self._index(turn, inner) if self.loop.index is not None else None
@@ -293,7 +294,7 @@ class _Body:
             self._statement(inner, rename_operands(statement, self.names), slot)
         results = [writer.value(f"{value.name}_out", self.kind(value)) for value in self.loop.results]
         following = [
-            self._each_stage(inner, self.names.get(name, name), carry.value.concrete)
+            self._each_stage(inner, self._seen(inner, self.names.get(name, name), slot), carry.value.concrete)
             for name, carry in zip(self.loop.following, carries, strict=True)
         ]
         body, span = inner.written(), self.loop.span
@@ -314,13 +315,16 @@ class _Body:
         """The type of a layer's state as the loop over a stage's layers sees it."""
         return self.stages.of_state(concrete(self.scope.type_of(name))).without_dim(self.stages.own.name)
 
-    def _state(self, inner: Rewriter, name: str, slot: str) -> None:
-        """Picks what the layers see of a layer's state: that of the stage's micro-batch."""
-        kind, here, count = self._stored(name), name, self.stages.count.name
-        if self.stages.several and count in kind.names:
-            kind = kind.without_dim(count)
-            here = inner.let(Lookup(count), (name, slot), f"{name}_own", kind)
-        self.names[name], self.known[here] = here, kind
+    def _seen(self, inner: Rewriter, name: str, slot: str) -> str:
+        """What the layers see of a value: of a layer's state the rows of the stage's micro-batch, any if it is idle."""
+        count = self.stages.count.name
+        if name not in self.stored or count not in self.known[name].names:
+            return name
+        if name not in self.own:
+            kind = self.known[name].without_dim(count)
+            self.own[name] = inner.let(Lookup(count, wrap=True), (name, slot), f"{name}_own", kind)
+            self.known[self.own[name]] = kind
+        return self.own[name]
 
     def _index(self, turn: Rewriter, inner: Rewriter) -> str:
         """The index of the loop over a stage's layers, beside which the number of the layer among all is written."""
@@ -334,6 +338,10 @@ class _Body:
 
     def _statement(self, inner: Rewriter, statement: Statement, slot: str) -> None:
         match statement:
+            case Let(operation=Update() as operation, operands=(cache, *_)) if cache in self.stored and (
+                self.stages.several or not operation.wrap
+            ):
+                inner.put(self._update(inner, statement, operation, slot))
             case Let():
                 inner.put(self._let(inner, statement, slot))
             case SetState():
@@ -342,23 +350,34 @@ class _Body:
                 raise no_pipeline("something within the layers is freed", inner.span)
 
     def _let(self, inner: Rewriter, let: Let, slot: str) -> Let:
-        stages = self.stages
-        staged = any(stages.stage in self.known[o].dims for o in let.operands if isinstance(o, str) and o in self.known)
+        stages, operation = self.stages, rename_dims(let.operation, self.stages.renamed)
+        operands = self._operands(inner, let.operands, slot)
+        staged = any(stages.stage in self.known[o].dims for o in operands if isinstance(o, str) and o in self.known)
         kinds = [stages.own_rows(value.concrete) for value in let.results]
         kinds = [stages.each_stage(kind) for kind in kinds] if staged else kinds
         results = tuple(replace(v, type=kind) for v, kind in zip(let.results, kinds, strict=True))
         self.known.update((value.name, value.concrete) for value in results)
-        changed = {*stages.renamed, stages.layers}
-        operands = tuple(Number(o.text) if isinstance(o, Number) and o.size_of in changed else o for o in let.operands)
-        operation = rename_dims(let.operation, stages.renamed)
-        frequencies = operand_names(let.operands[2:]) if isinstance(operation, Rotary) else ()
-        if any(stages.stage in self.known[name].dims for name in frequencies):
-            raise no_pipeline("the layers turn pairs by frequencies of their own", let.span)
-        if isinstance(operation, Update) and not operation.wrap and operands[0] in self.kept:
-            beyond = Number(str(kinds[0].shape.size(operation.dim)))
-            operands = (*operands[:2], self._unless_idle(inner, operands[2], beyond, slot))
-            self.kept.add(let.result.name)
         return replace(let, results=results, operation=operation, operands=operands)
+
+    def _operands(self, inner: Rewriter, operands: Sequence[Operand], slot: str) -> tuple[Operand, ...]:
+        changed = {*self.stages.renamed, self.stages.layers}
+        seen = (self._seen(inner, operand, slot) if isinstance(operand, str) else operand for operand in operands)
+        return tuple(Number(o.text) if isinstance(o, Number) and o.size_of in changed else o for o in seen)
+
+    def _update(self, inner: Rewriter, let: Let, operation: Update, slot: str) -> Let:
+        """The rows that a stage writes into a layer's state where it lies: none if it is idle."""
+        stages, cache, result = self.stages, str(let.operands[0]), let.result
+        kind = self.known[cache]
+        new, position, *others = self._operands(inner, let.operands[1:], slot)
+        if stages.stage not in self.known[str(new)].dims:
+            new = self._each_stage(inner, str(new), stages.each_stage(self.known[str(new)]))
+        if stages.several:
+            operation, others = replace(operation, indexed=(*operation.indexed, stages.count.name)), [*others, slot]
+        else:
+            position = self._unless_idle(inner, position, Number(str(kind.shape.size(operation.dim))), slot)
+        self.known[result.name], self.stored[result.name] = kind, self.stored[cache]
+        operands = (cache, new, position, *others)
+        return replace(let, results=(replace(result, type=kind),), operation=operation, operands=operands)
 
     def _unless_idle(self, inner: Rewriter, position: Operand, beyond: Number, slot: str) -> str:
         """A position, in stages that are idle one beyond all: nothing is written there."""
@@ -370,14 +389,14 @@ class _Body:
     def _new(self, inner: Rewriter, statement: SetState, slot: str) -> str:
         """The new version of a layer's state: nothing of it is that of a stage which is idle."""
         state, kind, count = statement.state, self._stored(statement.state), self.stages.count.name
-        if self.stages.several:
-            new = self._each_stage(inner, statement.operand, kind.without_dim(count))
-            self.names[state] = new
-            return inner.let(Update(count), (state, new, slot), f"{state}_stored", kind)
-        self.names[state] = state
-        if statement.operand in self.kept:
+        self.names[state] = statement.operand
+        if self.stored.get(statement.operand) == state:
             return statement.operand
-        new = self._each_stage(inner, statement.operand, kind)
+        new = self._seen(inner, statement.operand, slot)
+        if self.stages.several:
+            new = self._each_stage(inner, new, kind.without_dim(count))
+            return inner.let(Update(count), (state, new, slot), f"{state}_stored", kind)
+        new = self._each_stage(inner, new, kind)
         busy = self.function.equal(inner, slot, 0, "busy")
         return self.function.where(inner, busy, new, state, kind, f"{state}_stored")
 

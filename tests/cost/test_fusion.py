@@ -179,6 +179,17 @@ func f(new: B_xD, pos: int32) -> B_xD {
     assert reads == [("new", 8), ("pos", 4)]
 
 
+def test_a_slice_at_an_index_is_computed_in_the_kernel_that_reads_it() -> None:
+    text = """
+dim B=4 T=8 D=2 M=2 L=1
+func f(q: BLD, k: MBTD, m: int32) -> BLD {
+  own: BTD = lookup[M](k, m)
+  return attend[T, D](q, own, own)
+}
+"""
+    assert kernels(text) == [("result_0", ["own"], [("q", 16), ("k", 128), ("m", 4)])]
+
+
 NORM = """
 mesh x=2 y=2
 dim B=4 E=8
