@@ -84,6 +84,26 @@ func f(x: bf16 BE) -> bf16 BE {
 }
 """
 
+CACHED = """
+mesh x=4
+dim B=16 N=64 E=4096 T=4096 K=8 G=4 D=128
+weights {
+  wq: bf16 NEK_xGD
+  wk: bf16 NEK_xD
+}
+state {
+  k: bf16 NBTK_xD
+  pos: int32 B
+}
+func f(x: bf16 BE) -> bf16 BE {
+  y = loop[N](h: bf16 BE = x) {
+    set k = update[T](k, h @[E] wk, pos)
+    next h + attend[T, D](h @[E] wq, k, k, length=pos) @[KGD] wq
+  }
+  return y
+}
+"""
+
 
 def stored(array: object, kind: ValueType, stages: int, batches: int) -> Array:
     """The state of layers as a pipeline stores it: layer n = s |N2| + n2, row b = b2 |M| + m, M
@@ -249,10 +269,11 @@ def test_generation(checkpoint: Callable[..., Path], tmp_path: Path, shardwright
 
 
 @pytest.mark.parametrize("batches", [1, 4])
-def test_the_price_is_that_of_stages_that_fill_and_drain(batches: int) -> None:
+@pytest.mark.parametrize("text", [FEEDFORWARD, CACHED])
+def test_the_price_is_that_of_stages_that_fill_and_drain(text: str, batches: int) -> None:
     """Beside `cost.programs.pipeline_cost`, which prices stages without writing them: of a program whose layers take
-    nearly all of its time, and keep no state, of which a stage copies what its micro-batch has."""
-    plain = resized(program(FEEDFORWARD), {"B": 2048})
+    nearly all of its time."""
+    plain = resized(program(text), {"B": 2048})
     chip = load_chip("h100")
     one = explicit(resized(plain, {"B": 2048 // batches}))
     made = run_passes(resized(one, {"B": 2048}), [PipelineLayers(stages=2, micro_batches=batches)])
