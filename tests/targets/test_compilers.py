@@ -173,6 +173,17 @@ def test_a_cache_is_written_in_place(target: str) -> None:
     assert func.temporary_bytes < cache // 16
 
 
+@pytest.mark.parametrize("pos", ["pos: int32 }", "pos: int32 B_y }"])
+@pytest.mark.parametrize("target", ["tpu-v4:2x2x2", "tpu-v5e:2x4", "h100:8"])
+def test_caches_of_micro_batches_are_written_in_place(target: str, pos: str) -> None:
+    """A fourth of a chip's cache is what a layer has of a micro-batch: none of it is copied."""
+    text = CACHED.replace("NE_x", "N_pE").replace("NB_", "N_pB_").replace("xyz", "y").replace("pos: int32 }", pos)
+    told = explain_program(load(Source("a.shard", f"mesh p=2 y=4{text}"), micro_batches=2), target)
+    assert told.errors == ()
+    assert told.functions[0].temporary_bytes is not None
+    assert told.functions[0].temporary_bytes < 4 * 512 * 2048 * 256 * 2 // 8 // 64
+
+
 @pytest.mark.parametrize("target", ["tpu-v4:2x2x2", "tpu-v5e:2x4", "h100:8"])
 def test_loops_count_by_their_trips(target: str) -> None:
     func = function(LAYERS, target)
