@@ -317,12 +317,12 @@ class _Body:
 
     def _seen(self, inner: Rewriter, name: str, slot: str) -> str:
         """What the layers see of a value: of a layer's state the rows of the stage's micro-batch, any if it is idle."""
-        count = self.stages.count.name
-        if name not in self.stored or count not in self.known[name].names:
+        count = self.stages.count
+        if name not in self.stored or count not in self.known[name].dims:
             return name
         if name not in self.own:
-            kind = self.known[name].without_dim(count)
-            self.own[name] = inner.let(Lookup(count, wrap=True), (name, slot), f"{name}_own", kind)
+            kind = self.known[name].without_dim(count.name)
+            self.own[name] = inner.let(Lookup(count.name, wrap=True), (name, slot), f"{name}_own", kind)
             self.known[self.own[name]] = kind
         return self.own[name]
 
@@ -339,7 +339,7 @@ class _Body:
     def _statement(self, inner: Rewriter, statement: Statement, slot: str) -> None:
         match statement:
             case Let(operation=Update() as operation, operands=(cache, *_)) if cache in self.stored and (
-                self.stages.several or not operation.wrap
+                self.stages.count in self.known[str(cache)].dims or not (self.stages.several or operation.wrap)
             ):
                 inner.put(self._update(inner, statement, operation, slot))
             case Let():

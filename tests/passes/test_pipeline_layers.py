@@ -214,12 +214,13 @@ def test_a_cache_that_wraps_around() -> None:
     [
         ("update[T](k, o, pos)", "update[T](k, x, pos)"),
         ("set mean = mean", "set was = k\n    set mean = mean"),
+        ("set mean = mean", "u = update[T](t, bias, i)\n    set mean = mean + sum[T](u) + mean"),
         ("set k = update[T](k, o, pos)", "once = update[T](k, o, pos)\n    set k = update[T](once, h, pos + 1)"),
     ],
 )
 def test_what_is_written(old: str, new: str, batches: int) -> None:
-    """What is the same for all stages, another state, two rows one after the other."""
-    text = LAYERS.replace("  mean: f32 NBE\n", "  mean: f32 NBE\n  was: f32 NBTE\n").replace(old, new)
+    """What is the same for all stages, another state, what is not kept, two rows one after the other."""
+    text = LAYERS.replace("  mean: f32 NBE\n", "  mean: f32 NBE\n  was: f32 NBTE\n  t: f32 NTE\n").replace(old, new)
     assert largest_difference(program(text), staged(program(text), 2, batches), 2, batches, calls=2) < 1e-13
 
 
