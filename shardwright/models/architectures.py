@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models import modules
+from shardwright.models.block_scales import check_quantization
 from shardwright.models.config import Config, shown
 from shardwright.models.description import (
     AttentionSpec,
@@ -469,13 +470,7 @@ def describe(config: Config) -> Model:
             NOWHERE,
             *([near] if near else []),
         )
-    if config.keys.get("quantization_config") is not None:
-        raise fault(
-            "unsupported-config",
-            "the checkpoint is quantized (quantization_config), and only f32, bf16 and f16 weights are read",
-            NOWHERE,
-            "import the checkpoint that it was quantized from",
-        )
+    check_quantization(config)
     return ARCHITECTURES[name](config)
 
 

@@ -16,6 +16,7 @@ from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Not
 from shardwright.ir.index_boxes import Index, box_shape, boxes, ranges
 from shardwright.ir.types import DType
 from shardwright.ir.weight_source import FileRange, read_whole
+from shardwright.models import block_scales
 from shardwright.models.safetensors_files import TensorFile, open_files
 from shardwright.models.weight_map import WeightEntry, WeightMap, extents
 from shardwright.models.weights import TensorRange, dims_of
@@ -114,7 +115,7 @@ class CheckpointSource:
         for numbers in itertools.product(*(range(part.start, part.stop) for part in stacked)):
             tensor = entry.tensor_at(numbers)
             file = self._files[tensor]
-            if _FORMATS[file.dtype(tensor)] != self._dtypes[name].name:
+            if _FORMATS.get(file.dtype(tensor)) != self._dtypes[name].name:
                 return None
             begin, end = file.range(tensor)
             row = (end - begin) // max(1, groups[0].size if groups else 1)
@@ -138,8 +139,11 @@ class CheckpointSource:
         """One range of each dimension. `local` are the extents of the items of `target`, by dimension."""
         import numpy as np
 
-        piece = self._files[tensor].read(tensor, tuple(slice(start, stop) for _, start, stop in runs))
+        box = tuple(slice(start, stop) for _, start, stop in runs)
+        piece = self._files[tensor].read(tensor, box)
         self.bytes_read[tensor] += piece.nbytes
+        if self._files[tensor].dtype(tensor) == block_scales.FORMAT:
+            piece = block_scales.with_scales(piece, box, tensor, self._files[tensor + block_scales.SUFFIX])
         placed = [list(_places(shape, *run)) for shape, run in zip(local, runs, strict=True)]
         for items in itertools.product(*placed):
             place = tuple(part for _, parts in items for part in parts)
@@ -157,9 +161,9 @@ def load_weights(folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DT
 
 
 _FORMATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""What numpy calls the formats of safetensors."""
+"""What numpy calls the formats of safetensors in which numbers stand as they are."""
 
-_WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+_WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, block_scales.FORMAT: 1}
 
 _Run = tuple[int, int, int]
 """A range of a tensor's dimension: where it begins in the part that is wanted, then its start and stop."""
@@ -264,7 +268,9 @@ def _check(folder: Path, files: Mapping[str, TensorFile], mapping: WeightMap) ->
     superfluous = [
         tensor
         for tensor in files
-        if tensor not in wanted and not any(fnmatchcase(tensor, pattern) for pattern in mapping.ignored)
+        if tensor not in wanted
+        and tensor.removesuffix(block_scales.SUFFIX) not in wanted
+        and not any(fnmatchcase(tensor, pattern) for pattern in mapping.ignored)
     ]
     if superfluous:
         raise _all(
@@ -280,12 +286,26 @@ def _check(folder: Path, files: Mapping[str, TensorFile], mapping: WeightMap) ->
             problems.append(
                 f"tensor {tensor} in {file.path.name} has the shape {list(file.shape(tensor))}, not {list(shape)}"
             )
+        elif file.dtype(tensor) == block_scales.FORMAT:
+            problems += _faults_of_scales(tensor, files)
         elif file.dtype(tensor) not in FLOATS:
             problems.append(
                 f"tensor {tensor} in {file.path.name} is {file.dtype(tensor)}, not one of {', '.join(FLOATS)}"
             )
     if problems:
         raise _all(folder, "wrong-tensor", problems)
+
+
+def _faults_of_scales(tensor: str, files: Mapping[str, TensorFile]) -> Iterator[str]:
+    """What is wrong with the scales of a tensor in 8-bit floats."""
+    file, scales = files[tensor], files.get(tensor + block_scales.SUFFIX)
+    if scales is None:
+        yield f"tensor {tensor} in {file.path.name} is {file.dtype(tensor)}, and has no scales {block_scales.SUFFIX}"
+        return
+    shape, found = block_scales.scales_shape(file.shape(tensor)), scales.shape(tensor + block_scales.SUFFIX)
+    if found != shape:
+        where = f"tensor {tensor}{block_scales.SUFFIX} in {scales.path.name}"
+        yield f"{where} has the shape {list(found)}, not {list(shape)}"
 
 
 def _named(names: Iterable[str]) -> str:

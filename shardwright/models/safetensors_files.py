@@ -37,6 +37,7 @@ def number_formats() -> dict[str, np.dtype[Any]]:
     import numpy as np
 
     numbers = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+    numbers["F8_E4M3"] = ml_dtypes.float8_e4m3fn
     return {name: np.dtype(each) for name, each in numbers.items()}
 
 

@@ -445,7 +445,8 @@ KNOWN = (
         ),
         (
             {"quantization_config": {"bits": 4}},
-            "the checkpoint is quantized (quantization_config), and only f32, bf16 and f16 weights are read\n"
+            "the checkpoint is quantized (quantization_config) with quant_method null and weight_block_size null, and"
+            ' f32, bf16 and f16 weights are read, and "fp8" in blocks of [128, 128]\n'
             "import the checkpoint that it was quantized from",
         ),
         (

@@ -14,12 +14,13 @@ from oracles.array_changes import applied
 from safetensors.numpy import load_file, save_file
 
 from shardwright.backends.jax.session import Session
-from shardwright.ir.diagnostics import Source
+from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.index_boxes import Index, box_shape, whole
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
+from shardwright.models import block_scales
 from shardwright.models import checkpoint as checkpoint_module
 from shardwright.models.architectures import describe
 from shardwright.models.checkpoint import CheckpointSource
@@ -81,6 +82,79 @@ def test_boxes(checkpoint: Callable[..., Path], name: str, block: int, monkeypat
                 assert found.dtype == np.float32
                 assert np.array_equal(found, array[box])
                 assert source.bytes_read.total() == 4 * math.prod(box_shape(box))
+
+
+def in_blocks(folder: Path, made: Path, block: int) -> dict[str, np.ndarray]:
+    """Writes a checkpoint whose matrices of the layers are 8-bit floats, each block times a scale; what it says."""
+    import ml_dtypes
+    import torch
+    from safetensors.torch import save_file as save_tensors
+
+    said, stored = load_file(folder / "model.safetensors"), dict[str, torch.Tensor]()
+    for name, array in said.items():
+        stored[name] = torch.from_numpy(array)
+        if array.ndim != 2 or "layers" not in name:
+            continue
+        rows, columns = (np.arange(size) // block for size in array.shape)
+        scales = np.zeros((rows[-1] + 1, columns[-1] + 1), np.float32)
+        np.maximum.at(scales, np.ix_(rows, columns), np.abs(array) / 448)
+        bits = (array / scales[np.ix_(rows, columns)]).astype(ml_dtypes.float8_e4m3fn)
+        said[name] = bits.astype(np.float32) * scales[np.ix_(rows, columns)]
+        stored[name] = torch.from_numpy(bits.view(np.uint8)).view(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = torch.from_numpy(scales)
+    made.mkdir()
+    save_tensors(stored, made / "model.safetensors")
+    return said
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "phi3-grouped-longrope"])
+@pytest.mark.parametrize("pieces", [100, 8 << 20])
+def test_scales_of_blocks(
+    checkpoint: Callable[..., Path], name: str, pieces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes that begin and end within blocks, of tensors whose last blocks are smaller, are those of whole arrays."""
+    monkeypatch.setattr(checkpoint_module, "_BLOCK", pieces)
+    monkeypatch.setattr(block_scales, "BLOCK", 16)
+    mapping = mapping_of(name)
+    said = in_blocks(checkpoint(name), tmp_path / "f8", 16)
+    (tmp_path / "said").mkdir()
+    save_file(said, tmp_path / "said" / "model.safetensors")
+    expected = whole_weights(tmp_path / "said", mapping)
+    rng = np.random.default_rng(1)
+    with CheckpointSource(tmp_path / "f8", mapping, dict.fromkeys(mapping.entries, DType.F32)) as source:
+        for weight, array in expected.items():
+            for box in (whole(array.shape), random_box(rng, array.shape), random_box(rng, array.shape)):
+                assert np.array_equal(source.read(weight, box), array[box]), weight
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (None, "in model.safetensors is F8_E4M3, and has no scales _scale_inv"),
+        ((1, 1), "_scale_inv in model.safetensors has the shape [1, 1], not [2, 2]"),
+    ],
+)
+def test_scales_at_fault(
+    checkpoint: Callable[..., Path], change: tuple[int, int] | None, what: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    import torch
+    from safetensors.torch import load_file as load_tensors
+    from safetensors.torch import save_file as save_tensors
+
+    monkeypatch.setattr(block_scales, "BLOCK", 16)
+    in_blocks(checkpoint("llama-grouped"), tmp_path / "f8", 16)
+    stored = load_tensors(tmp_path / "f8" / "model.safetensors")
+    tensor = "model.layers.1.self_attn.q_proj.weight"
+    del stored[f"{tensor}_scale_inv"]
+    if change is not None:
+        stored[f"{tensor}_scale_inv"] = torch.ones(change)
+    save_tensors(stored, tmp_path / "f8" / "model.safetensors")
+    mapping = mapping_of("llama-grouped")
+    with pytest.raises(DiagnosticError) as caught:
+        CheckpointSource(tmp_path / "f8", mapping, dict.fromkeys(mapping.entries, DType.F32))
+    assert what in caught.value.render()
+    assert tensor in caught.value.render()
 
 
 def test_number_formats(checkpoint: Callable[..., Path]) -> None:
