@@ -24,6 +24,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import DimInfo, Func, Program, Value
 from shardwright.ir.types import AnyPartial, Axes, OpenType, Shape, TensorType, ValueType, axis_set
 from shardwright.ir.walk import map_program_values
+from shardwright.models.layouts import FEEDFORWARD_DIMS
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.objective import Objective
@@ -36,7 +37,7 @@ _FASTER = 1.01
 _SECONDS = 20.0
 """For the layouts that one setting leaves open."""
 
-_FEATURES = ("X", "V", "K", "H", "G", "F")
+_FEATURES = ("X", "V", "K", "H", "G", *FEEDFORWARD_DIMS)
 """The dimensions of weights that engines split, as importers name them; `E` is the residual stream's."""
 
 
@@ -337,7 +338,7 @@ def _weight_splits(
     names = shape.names
     dims = [dim for dim in _FEATURES if dim in names and (dim != "X" or setting.experts)]
     if "X" in dims:
-        dims = ["X"]
+        dims = ["X"] if "F" in names else []  # the router is whole
     left = list(setting.tensor)
     made: dict[str, Axes] = {}
     for dim in dims:

@@ -77,10 +77,10 @@ def _style(laid: Laid, summed: frozenset[str] | None, tensor: Axes) -> Style | N
         return _TABLE if split == [0] else None
     if "V" in laid.dims:
         return _HEAD if split == [0] else None
-    columns = [not summed.intersection(group) for group in laid.groups]
-    if columns != [True, False]:
+    is_summed = laid.groups[split[0]][0] in summed
+    if is_summed != (split == [1]):
         return None  # stored the other way round, as GPT-2's Conv1D
-    return COLWISE if split == [0] else ROWWISE
+    return ROWWISE if is_summed else COLWISE
 
 
 def plan_text(near: Nearest, mapping: WeightMap) -> str:

@@ -55,9 +55,9 @@ class Laid:
         return f'**{{f"{self.name}": {layout} {loops}}}'
 
     def patterns(self, others: Sequence[Laid]) -> list[str]:
-        """The name with `*` for numbers, or, where that would be another array's too, the name of every array."""
+        """The name with `*` for numbers; every array's name where that would be another's too that lies otherwise."""
         pattern = NUMBERED.sub("*", self.name)
-        alike = (name for each in others if each is not self for name in each.names)
+        alike = (name for each in others if each.axes != self.axes for name in each.names)
         return self.names if self.counts and fnmatch.filter(alike, pattern) else [pattern]
 
 
