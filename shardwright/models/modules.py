@@ -48,6 +48,7 @@ def deepseek(*, queries: bool, experts: bool) -> dict[str, str]:
         "w_dq": "self_attn.q_a_proj",
         "q_latent_norm": "self_attn.q_a_layernorm",
         "wq": "self_attn.q_b_proj" if queries else "self_attn.q_proj",
+        "wq_of_variants": "self_attn.q_proj" if queries else "self_attn.q_b_proj",
         "w_dkv": "self_attn.kv_a_proj_with_mqa",
         "kv_latent_norm": "self_attn.kv_a_layernorm",
         "w_ukv": "self_attn.kv_b_proj",

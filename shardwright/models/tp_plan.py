@@ -55,8 +55,10 @@ def read_plan(path: str, model: Model) -> Preset:
                         NOWHERE,
                         "give both modules, or neither",
                     )
+        others = [NUMBERED.sub("*", module) for module in model.modules.values()]  # of its variants too
         for key in plan:
-            if key not in used and not any(known.startswith(f"{key}.") for known in used):
+            known = key in used or any(module == key or module.endswith(f".{key}") for module in others)
+            if not known and not any(module.startswith(f"{key}.") for module in used):
                 near = nearest(key, [_base_name(weight) for weight in model_weights(model)])
                 raise fault(
                     "unknown-module", f"{model.architecture} has no module {key}", NOWHERE, *filter(None, [near])

@@ -449,23 +449,3 @@ def test_a_graph_for_model_explorer(shardwright: Run, imported: Callable[..., Pa
     gathered = next(node for node in nodes.values() if node["label"] == "all_gather")
     assert {attr["key"] for attr in gathered["outputsMetadata"][0]["attrs"]} >= {"type", "bytes on a chip"}
     assert any(node["namespace"].endswith("loop[N]") for node in nodes.values())
-
-
-def test_the_plan_of_latent_attention_is_that_of_transformers(shardwright: Run, tmp_path: Path) -> None:
-    """As `DeepseekV2Config.base_model_tp_plan`, but for the projection that has a style there to keep it whole."""
-    from models.checkpoints import config_of
-    from transformers import DeepseekV2Config
-
-    (tmp_path / "config.json").write_text(json.dumps(config_of("deepseek-v2-greedy", n_routed_experts=6)))
-    program = tmp_path / "m.shard"
-    done = shardwright("import", str(tmp_path), "--mesh", "x=2", "--layout", "megatron", "-o", str(program))
-    assert done.status == 0, done.err
-    done = shardwright("export", str(program), "--as", "hf-tp-plan")
-    assert done.status == 0, done.err
-    plan = json.loads(done.out)
-    theirs = {
-        name: style
-        for name, style in DeepseekV2Config.base_model_tp_plan.items()
-        if style != "mla_kv_a_proj" and name != "layers.*.self_attn.q_proj"
-    }
-    assert {name: style for name, style in plan.items() if name != "embed_tokens"} == theirs

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, MixtralConfig, Qwen3Config
+from models.checkpoints import config_of
+from transformers import DeepseekV2Config, LlamaConfig, MixtralConfig, Qwen3Config
 
 from shardwright import DiagnosticError, Source, export, import_checkpoint, load
 
@@ -36,6 +37,15 @@ def test_the_plan_that_comes_with_a_model_is_a_layout(tmp_path: Path, config: di
     back = json.loads(export(program, "hf-tp-plan", weights=made.mapping).text)
     split = {module: style for module, style in plan.items() if not style.startswith("repl")}
     assert back == split
+
+
+def test_the_plan_of_latent_attention_names_its_variants(tmp_path: Path) -> None:
+    """Queries are of a latent vector or not: the plan has a style for the projections of both, and comes back."""
+    plan: dict[str, str] = DeepseekV2Config.base_model_tp_plan
+    made = imported(tmp_path, config_of("deepseek-v2-greedy", n_routed_experts=8, moe_intermediate_size=32), plan)
+    back = json.loads(export(load(Source("program", made.text)), "hf-tp-plan", weights=made.mapping).text)
+    left_out = {"layers.*.self_attn.q_proj", "layers.*.self_attn.kv_a_proj_with_mqa"}
+    assert back == {module: style for module, style in plan.items() if module not in left_out}
 
 
 def test_weights_lie_as_the_plan_says(tmp_path: Path) -> None:
