@@ -10,6 +10,7 @@ from shardwright.backends.jax.code_text import Code
 from shardwright.backends.jax.helpers import HELPERS
 from shardwright.backends.jax.indexing import (
     lower_concat,
+    lower_grouped,
     lower_lookup,
     lower_rotary,
     lower_take,
@@ -235,6 +236,7 @@ def _foreign(operation: ops.Foreign, terms: Sequence[Term], result: TensorType, 
 
 LOWERINGS: dict[type[Operation], Rule] = {
     ops.Contract: _contract,
+    ops.Grouped: lower_grouped,
     **dict.fromkeys((ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Neg, ops.Function), _elementwise),
     ops.Convert: _convert,
     ops.Bitcast: _bitcast,

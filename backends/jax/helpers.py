@@ -101,6 +101,24 @@ def attend_in_blocks(
     total = jnp.where(none, 1, total)
     return (summed / total[..., None]).astype(v.dtype), jnp.where(none, -jnp.inf, greatest + jnp.log(total))
 ''',
+    "grouped": '''
+def grouped(x, w, place, dtype):
+    """Rows of x [R, E] times the matrices of w [X, E, F] at these places; zeros for a place out of range.
+
+    `place` has so many for each row of x. Sorted by place they are products of a block of rows with one matrix each.
+    """
+    # False, and varying over all axes that an operand varies over: `ragged_dot` does not sum gradients over the others.
+    no = functools.reduce(jnp.logical_or, (jnp.ravel(a)[0].astype(bool) & False for a in (x, w, place)))
+    x, w = (jnp.where(no, 0, a) for a in (x, w))
+    n, place = len(w), jnp.ravel(place)
+    here = (place >= 0) & (place < n)
+    order = jnp.argsort(jnp.where(here, place, n))
+    counts = jnp.sum(place[:, None] == lax.iota(jnp.int32, n), 0, dtype=jnp.int32)
+    wide = dict(preferred_element_type=jnp.float32, precision='highest' if x.dtype == jnp.float32 else None)
+    made = lax.ragged_dot(x[order // (len(place) // len(x))], w, counts, **wide)
+    made = jnp.where(here[order][:, None], made, 0).astype(dtype)
+    return jnp.zeros_like(made).at[order].set(made, unique_indices=True)
+''',
     "weighed": '''
 def weighed(pair, axes):
     """Of the mean over the chips along these axes this chip's addend, and the logarithm of the sum over them all."""

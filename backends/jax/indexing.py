@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.backends.jax.source_text import number_text, reshaped, transposed, tuple_text
+from shardwright.backends.jax.source_text import JAX_DTYPES, number_text, reshaped, transposed, tuple_text
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, literal, spread
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -40,6 +41,34 @@ def lower_lookup(operation: ops.Lookup, terms: Sequence[Term], result: TensorTyp
         index = ", ".join([*counters, place])
     rows = f"{transposed(terms[0].code, order)}.at[{index}]"
     return f"{rows}.get(mode='fill', fill_value=0, wrap_negative_indices=False)"
+
+
+def lower_grouped(operation: ops.Grouped, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
+    """A call of the helper `grouped` on rows, matrices and the place of each row's matrix on the chip."""
+    lowering.use_helper("grouped")
+    x, w, expert = (term.tensor for term in terms)
+    rows = [dim.name for dim in operation.rows(x.shape, expert.shape)]
+    own = [name for name in rows if name in x.names]
+    columns = [name for name in w.names if name not in (operation.dim, *operation.dims)]
+    extents = dict(zip(result.names, result.local_shape(lowering.mesh), strict=True))
+    summed = math.prod(lowering.size(x, name) for name in operation.dims)
+    n_rows, n_columns = (math.prod(extents[name] for name in names) for names in (own, columns))
+
+    def flat(kind: TensorType, code: str, names: Sequence[str], shape: Sequence[int]) -> str:
+        code = transposed(code, [kind.names.index(name) for name in names])
+        return reshaped(code, [lowering.size(kind, name) for name in names], shape)
+
+    a = flat(x, terms[0].code, (*own, *operation.dims), (n_rows, summed))
+    number = lowering.size(w, operation.dim)
+    b = flat(w, terms[1].code, (operation.dim, *operation.dims, *columns), (number, summed, n_columns))
+    index = terms[2].code if expert.dtype is DType.INT32 else f"{terms[2].code}.astype(jnp.int32)"
+    place = lowering.local_place(index, w, operation.dim)
+    place = expanded(place if place == terms[2].code else f"({place})", expert.names, rows)
+    shape = tuple_text([str(extents[name]) for name in rows]) if rows else "()"
+    made = f"grouped({a}, {b}, jnp.broadcast_to({place}, {shape}), {JAX_DTYPES[result.dtype]})"
+    names = (*rows, *columns)
+    made = reshaped(made, (), [extents[name] for name in names])
+    return transposed(made, [names.index(name) for name in result.names])
 
 
 def wrapped(index: str, kind: TensorType, dim: str) -> str:

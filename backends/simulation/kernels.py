@@ -103,6 +103,29 @@ def _contract(operation: ops.Contract, call: Call) -> Array:
     return product.transpose(*range(lead), *(lead + made.index(name) for name in call.result.names))
 
 
+def _grouped(operation: ops.Grouped, call: Call) -> Array:
+    """One product for each matrix on a chip, of which the rows that chose it are taken; zeros for the others."""
+    x, w, expert = (_tensor(arg) for arg in call.args)
+    lead, dims = len(call.setting.mesh), operation.dims
+    local, held = call.setting.locate(w.kind, operation.dim, expert.array)
+    rows = [dim.name for dim in operation.rows(x.kind.shape, expert.kind.shape)]
+    columns = [name for name in w.kind.names if name not in (operation.dim, *dims)]
+    a, b = aligned(x, (*rows, *dims), lead), aligned(w, (operation.dim, *dims, *columns), lead)
+    mesh, width = a.shape[:lead], math.prod(b.shape[lead + 1 + len(dims) :])
+    a = a.reshape(*a.shape[: lead + len(rows)], -1)
+    b = b.reshape(*mesh, b.shape[lead], *(1 for _ in rows[1:]), a.shape[-1], width)
+    chosen = aligned(Local(np.where(held, local, -1), expert.kind), rows, lead)[..., None]
+    flat = a if rows else a[..., None, :]
+    made: Array = np.zeros((), np.result_type(a, b))
+    for number in range(b.shape[lead]):
+        product = flat @ b[(slice(None),) * lead + (number,)]
+        made = np.where(chosen == number, product if rows else product[..., 0, :], made)
+    extents = dict(zip(call.result.names, call.result.local_shape(call.setting.mesh), strict=True))
+    made = np.broadcast_to(made, (*mesh, *(extents[name] for name in rows), width))
+    made = made.reshape((*mesh, *(extents[name] for name in (*rows, *columns))))
+    return made.transpose(*range(lead), *(lead + (*rows, *columns).index(name) for name in call.result.names))
+
+
 # ---------------------------------------------------------------- elementwise
 
 
@@ -445,6 +468,7 @@ def _foreign(operation: ops.Foreign, call: Call) -> Array:
 
 KERNELS: dict[type[Operation], Kernel] = {
     ops.Contract: _contract,
+    ops.Grouped: _grouped,
     **dict.fromkeys((ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Neg, ops.Function), _elementwise),
     ops.Convert: _convert,
     ops.Bitcast: _bitcast,

@@ -104,6 +104,8 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
         match let.operation:
             case ops.Lookup(dim=dim):
                 bound(operands[1], scope.type_of(str(operands[0])).shape.size(dim))
+            case ops.Grouped(dim=dim):
+                bound(operands[2], scope.type_of(str(operands[1])).shape.size(dim))
             case ops.Update(dim=dim) as update:
                 args = [Arg(str(o), None if isinstance(o, Number) else scope.type_of(o).shape, None) for o in operands]
                 written = update.written_dim(args)

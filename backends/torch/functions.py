@@ -30,6 +30,16 @@ def picked(table: Tensor, index: Tensor) -> Tensor:
     return torch.where(held, found, torch.zeros_like(found))
 
 
+def grouped(x: Tensor, w: Tensor, expert: Tensor) -> Tensor:
+    """Rows of x [R, E] times the matrices of w [X, E, F] that they chose; zeros for an index out of range."""
+    made = x.new_zeros(len(x), w.shape[-1])
+    for number, matrix in enumerate(w.unbind()):
+        rows = torch.where(torch.eq(expert, number))[0]
+        if len(rows):
+            made[rows] = x[rows] @ matrix
+    return made
+
+
 def updated(cache: Tensor, new: Tensor, offset: Tensor, axis: int) -> Tensor:
     """The cache with new rows where the offset from the first of them is one of theirs."""
     n = new.shape[axis]

@@ -37,7 +37,7 @@ from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
 from shardwright.cost.hardware.topology import Topology, topology_of
 from shardwright.cost.kernels.demand import copy_s, vector_s
-from shardwright.cost.kernels.fusion import KernelTraffic, reads_within
+from shardwright.cost.kernels.fusion import Draws, KernelTraffic, reads_within
 from shardwright.cost.kernels.work import Side, copied_bytes, products_of
 from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.movements.movement import collective_kind
@@ -350,7 +350,8 @@ class TimeSolver(Solver):
             total = np.zeros(n)
             for each in traffic:
                 slot = result if each.slot < 0 else entry.operands[each.slot]
-                total += self.divided(each, entry.codes[slot], entry.nodes[slot].shape)
+                nbytes = self.divided(each, entry.codes[slot], entry.nodes[slot].shape)
+                total += nbytes if each.drawn is None else nbytes * self.drawn(each.drawn, entry)
             return total
 
         rate = self.chip.memory_bytes_per_s * constants.memory_efficiency
@@ -369,6 +370,11 @@ class TimeSolver(Solver):
             return made
         pair = (self.coding.digits(codes) == SOFTMAX).any(axis=1)
         return np.where(pair, made * (1 + 32 / (shape.dtype.bits * shape.dims[-1].size)), made)
+
+    def drawn(self, draws: Draws, entry: StrategyTable) -> Floats:
+        """The share of its matrices that a chip can expect to read in each row of a table."""
+        slot = entry.operands[draws.slot]
+        return 1 - draws.left ** local_elements(self.coding, entry.codes[slot], entry.nodes[slot].shape)
 
     def copied_s(self, nbytes: Floats, starts: int = 1) -> Floats:
         """Seconds of so many kernels that read and write so many bytes in all."""
@@ -424,6 +430,9 @@ class TimeSolver(Solver):
             if product.given:
                 total += count * product.given / self.chip.rate(str(product.dtype))
                 continue
+            if product.share is not None:
+                side, whole = product.share
+                m = np.ceil(m * local(side) / whole - 1e-9)
             share, whole = product.seen
             n, k = (
                 np.ceil(side * share / whole - 1e-9) if product.positions == name else side

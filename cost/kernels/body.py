@@ -146,7 +146,7 @@ class _Parted:
             if statement is root:
                 self.part(made, root)
             for each in charge.widened:
-                made.widened += each.local(self.slot_type(statement, each.slot), self.mesh)
+                made.widened += self.local(statement, each, self.slot_type(statement, each.slot))
         reads = tuple(KernelRead(*item) for item in made.reads.items())
         return Kernel(
             root, heavy_of(inlined, root), tuple(inlined), reads, made.written, made.behind, made.beside, made.widened,
@@ -163,13 +163,21 @@ class _Parted:
 
     def add(self, made: _Sum, statement: Let, each: KernelTraffic, kind: TensorType) -> float:
         """Adds what is read or written, and returns its bytes."""
-        nbytes = each.local(kind, self.mesh)
+        nbytes = self.local(statement, each, kind)
         if each.name:
             at = self.lies(statement, each)
             made.reads[at] = made.reads.get(at, 0.0) + nbytes
         else:
             made.written += nbytes
         return nbytes
+
+    def local(self, statement: Let, each: KernelTraffic, kind: TensorType) -> float:
+        """The bytes on a chip, where the operand or result that they go with has this type."""
+        nbytes = each.local(kind, self.mesh)
+        if each.drawn is None:
+            return nbytes
+        indices = self.slot_type(statement, each.drawn.slot).local_elements(self.mesh)
+        return nbytes * (1 - each.drawn.left**indices)
 
     def slot_type(self, statement: Let, slot: int) -> TensorType:
         return self.types[statement.results[0].name if slot < 0 else str(statement.operands[slot])]

@@ -9,6 +9,8 @@ The rule, a small part of what XLA does (`XLA: Operation Fusion`), the same on e
 - So are a slice at one index, as of a micro-batch's rows, and, if kernels alone read it, one over chips, of anything
   but a product and what is computed in its kernel.
 - A contraction takes the pointwise operations after it into its own kernel as long as each result has one reader.
+- A grouped product is a contraction that reads of its matrices those that it can expect of indices as likely as any:
+  of X matrices and n indices X (1 - (1 - 1/X)^n).
 - A reduction takes the pointwise operations before it; its result goes to memory. So does that of attention, and its
   scores do not; with a window it reads the keys and values that queries see.
 - Everything else, movements among them, is a kernel of its own.
@@ -35,6 +37,7 @@ from shardwright.ir.ops import (
     Convert,
     Elementwise,
     Full,
+    Grouped,
     Iota,
     Lookup,
     Max,
@@ -60,14 +63,30 @@ _PARTLY_READ = (Take, Lookup)
 
 
 @dataclass(frozen=True, slots=True)
+class Draws:
+    """Matrices of which those are read that indices draw, the operand `slot` of a grouped product: each of them any of
+    so many `matrices` as likely as another, since a router is not known."""
+
+    slot: int
+    matrices: int
+
+    @property
+    def left(self) -> float:
+        """The share of the matrices that one index leaves; n of them can be expected to draw 1 - left^n."""
+        return 1 - 1 / self.matrices
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTraffic:
     """Bytes of the value `name` when it is whole, to be divided as `slot` of a statement is split: an operand by its
-    number, the result where it is -1. Only splits of `dims` count, all where it is None."""
+    number, the result where it is -1. Only splits of `dims` count, all where it is None; of matrices that are `drawn`
+    the expected share."""
 
     slot: int
     name: str
     nbytes: float
     dims: frozenset[str] | None
+    drawn: Draws | None = None
 
     def local(self, kind: TensorType, mesh: Mesh) -> float:
         """The bytes on a chip, where that operand or result has this type."""
@@ -219,7 +238,7 @@ class Fusion:
     def _choose(self) -> None:
         ends: set[str] = set()
         for name, statement in reversed(self.lets.items()):
-            if isinstance(statement.operation, Contract):
+            if isinstance(statement.operation, Contract | Grouped):
                 chain = self._epilogue(name, self.inline | ends)
                 if len(chain) > 1:
                     self.inline.update(chain[:-1])
@@ -270,7 +289,7 @@ class Fusion:
         return set(index) <= set(table)
 
     def _worth_recomputing(self, name: str) -> bool:
-        if not any(isinstance(reader.operation, Contract) for reader in self.readers[name]):
+        if not any(isinstance(reader.operation, Contract | Grouped) for reader in self.readers[name]):
             return True
         kind = self.types[name]
         leaves = dict(self._leaves(self.lets[name]))
@@ -389,7 +408,10 @@ class Fusion:
         there = set(self.types[statement.results[0].name if slot < 0 else str(statement.operands[slot])].names)
         own = frozenset(self.types[name].names)
         # Renamed, split and merged dimensions lie as those that they were.
-        return KernelTraffic(slot, name, nbytes, own if own <= there else None)
+        drawn = None
+        if isinstance(statement.operation, Grouped) and slot == 1:
+            drawn = Draws(2, self.types[str(statement.operands[1])].shape.size(statement.operation.dim))
+        return KernelTraffic(slot, name, nbytes, own if own <= there else None, drawn)
 
     def _following(self, name: str) -> list[str]:
         """The statements computed after a value in its product's kernel, up to the root."""
@@ -446,4 +468,4 @@ class Fusion:
 
 def heavy_of(inlined: Sequence[Let], root: Let) -> Let:
     """The statement that a kernel is named after: its contraction if it has one, else its root."""
-    return next((s for s in reversed(inlined) if isinstance(s.operation, Contract)), root)
+    return next((s for s in reversed(inlined) if isinstance(s.operation, Contract | Grouped)), root)

@@ -12,7 +12,7 @@ from shardwright.cost.kernels.body import BodyKernels, Kernel, fused
 from shardwright.cost.kernels.fusion import windows_of
 from shardwright.cost.movements.movement import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
-from shardwright.ir.ops import Attend, Contract, Foreign, Movement, Roll, Start
+from shardwright.ir.ops import Attend, Contract, Foreign, Grouped, Movement, Roll, Start
 from shardwright.ir.program import Func, Let, Loop, Program, Scope
 from shardwright.ir.types import DType, Placement, Shape, TensorType, Tier
 from shardwright.ir.walk import operand_names
@@ -234,7 +234,9 @@ Side = tuple[int, tuple[str, ...]]
 @dataclass(frozen=True, slots=True)
 class Product:
     """`count` products of [m, k] and [k, n]. `seen` is the share of positions that attention computes with, of what are
-    `positions` here, the n or the k. `given` are the operations of each of `count`, where they are no product."""
+    `positions` here, the n or the k. `given` are the operations of each of `count`, where they are no product. Of a
+    grouped product m are the rows of all matrices; those of this `share`, of so many, are a chip's, as likely as any.
+    """
 
     count: Side
     m: Side
@@ -244,27 +246,37 @@ class Product:
     positions: Literal["", "n", "k"] = ""
     seen: tuple[int, int] = (1, 1)
     given: float = 0
+    share: tuple[Side, int] | None = None
 
     def on_a_chip(self, sizes: Sequence[Mapping[str, int]]) -> Matmul:
         """With these extents of the operands."""
         count, m, n, k = (
             math.prod(sizes[slot][name] for name in names) for slot, names in (self.count, self.m, self.n, self.k)
         )
+        if self.share is not None:
+            (slot, names), whole = self.share
+            m = -(-m * math.prod(sizes[slot][name] for name in names) // whole)
         share, whole = self.seen
         n, k = (-(-side * share // whole) if self.positions == name else side for name, side in (("n", n), ("k", k)))
         return Matmul(count, m, n, k, self.dtype, self.given)
 
 
 def products_of(statement: Let, shapes: Sequence[Shape | None], windows: Sequence[int] = ()) -> tuple[Product, ...]:
-    """The products of a contraction or of attention, whose operands have these shapes; `windows` are as in
-    `windows_of`. m is what the left side has alone, n the right, k what is summed; shared dimensions that stay are
-    batched."""
+    """The products of a contraction, grouped or not, or of attention, whose operands have these shapes; `windows` are
+    as in `windows_of`. m is what the left side has alone, n the right, k what is summed; shared dimensions that stay
+    are batched."""
     operation = statement.operation
     if isinstance(operation, Contract):
         left, right = _shape(shapes[0]), _shape(shapes[1])
         m, n = (tuple(x for x in a.names if x not in b) for a, b in ((left, right), (right, left)))
         count = tuple(name for name in left.names if name in right and name not in operation.dims)
         return (Product((0, count), (0, m), (1, n), (0, operation.dims), left.dtype),)
+    if isinstance(operation, Grouped):
+        x, w, expert = map(_shape, shapes)
+        X, E = operation.dim, operation.dims
+        count = tuple(name for name in x.names if name not in expert and name not in E)
+        n = tuple(name for name in w.names if name not in (X, *E))
+        return (Product((0, count), (2, expert.names), (1, n), (0, E), x.dtype, share=((1, (X,)), w.size(X))),)
     if isinstance(operation, Attend):
         q, k, v = map(_shape, shapes[:3])
         T, rows, seen = operation.along, operation.rows(q).names, operation.seen(q, k, windows)

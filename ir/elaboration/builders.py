@@ -135,6 +135,13 @@ def _attend(statics: Statics) -> ops.Attend:
     )
 
 
+def _grouped(statics: Statics) -> ops.Grouped:
+    index = statics.dim()
+    if not any(isinstance(static, syntax.DimsStatic | syntax.WordStatic) for static in statics.left):
+        raise statics.wrong("name what is indexed, then what is summed", None, "as in grouped[X, E](x, w, expert)")
+    return ops.Grouped(index, statics.dims())
+
+
 def _foreign(statics: Statics) -> ops.Foreign:
     return ops.Foreign(
         statics.name(),
@@ -186,6 +193,7 @@ BUILDERS: dict[str, Builder] = {
     "softmax": _softmax,
     "attend": _attend,
     "join_attention": lambda _: ops.JoinAttention(),
+    "grouped": _grouped,
     "lookup": lambda s: ops.Lookup(wrap=_wraps(s), dim=s.dim()),
     "iota": _iota,
     "full": lambda s: ops.Full(dtype=s.dtype(), dims=s.dims(least=0)),
@@ -226,6 +234,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("add", "sub", "mul", "div", "neg"), "arithmetic is written + - * /"),
     **dict.fromkeys(("zeros", "ones", "constant"), "give a number a type, as in z: f32 BE = 0"),
     **dict.fromkeys(("embedding", "gather", "take_along"), "write lookup[V](table, ids)"),
+    **dict.fromkeys(("ragged_dot", "grouped_mm", "gmm"), "write grouped[X, E](x, w, expert)"),
     **dict.fromkeys(("rope", "rotate"), "write rotary[D](x, pos)"),
     "mean": "write sum[E](x) / size[E]",
     "arange": "write iota[T]()",

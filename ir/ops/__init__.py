@@ -16,6 +16,7 @@ from shardwright.ir.ops.elementwise import (
     TableOperation,
 )
 from shardwright.ir.ops.foreign import Foreign
+from shardwright.ir.ops.grouped import Grouped
 from shardwright.ir.ops.indexing import Concat, Full, Iota, Lookup, Rotary, Take, Update
 from shardwright.ir.ops.movements import (
     Ahead,
@@ -55,6 +56,7 @@ __all__ = [
     "Foreign",
     "Full",
     "Function",
+    "Grouped",
     "Iota",
     "JoinAttention",
     "Layernorm",

@@ -46,13 +46,8 @@ class Contract(Operation):
         kept = [dim for dim in left.dims if dim.name not in self.dims]
         kept += [dim for dim in right.dims if dim.name not in self.dims and dim.name not in left]
         declared = context.declared
-        if declared is not None:
-            dtype = _accumulated(dtype, declared.dtype)
-            if set(declared.names) == {dim.name for dim in kept}:
-                kept.sort(key=lambda dim: declared.names.index(dim.name))
-        else:
-            dtype = accumulator(dtype)
-        return (Shape(dtype, tuple(kept)),)
+        dtype = accumulator(dtype) if declared is None else accumulated(dtype, declared.dtype)
+        return (in_declared_order(Shape(dtype, tuple(kept)), declared),)
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield whole_row(args)
@@ -65,7 +60,14 @@ class Contract(Operation):
             yield AxisRow((None, SUM), (SUM,))
 
 
-def _accumulated(operands: DType, declared: DType) -> DType:
+def in_declared_order(made: Shape, declared: Shape | None) -> Shape:
+    """A result with its dimensions as they are declared, where these are the same."""
+    if declared is None or set(declared.names) != set(made.names):
+        return made
+    return Shape(made.dtype, tuple(sorted(made.dims, key=lambda dim: declared.names.index(dim.name))))
+
+
+def accumulated(operands: DType, declared: DType) -> DType:
     """The declared format if an accumulator of these operands can be rounded to it, else that of `accumulator`. Of
     bools it is whether there is a product, or, in int32, how many there are."""
     if operands is DType.BOOL:

@@ -9,7 +9,19 @@ from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Fix, Note, S
 from shardwright.ir.digit_orders import SplittingAxes, Use, orders_in, splitting_axes, typed_values
 from shardwright.ir.digits import Order, common_order, fitting_order
 from shardwright.ir.operation import Arg, Context, Number, misuse
-from shardwright.ir.ops import Alias, Concat, Contract, Elementwise, Movement, Permute, Roll, Take, Topk, Update
+from shardwright.ir.ops import (
+    Alias,
+    Concat,
+    Contract,
+    Elementwise,
+    Grouped,
+    Movement,
+    Permute,
+    Roll,
+    Take,
+    Topk,
+    Update,
+)
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.strategies import (
     check_strategy,
@@ -223,7 +235,7 @@ class _Checker:
     def shapes(self, statement: Let, scope: Scope) -> None:
         """Checks that what inference gives stands there; passes that build statements by hand are caught here."""
         declared = [value.shape for value in statement.results]
-        keeps = isinstance(statement.operation, Contract | Elementwise)
+        keeps = isinstance(statement.operation, Contract | Elementwise | Grouped)
         args = [
             Arg(str(o), None, o) if isinstance(o, Number) else Arg(o, scope.type_of(o).shape)
             for o in statement.operands

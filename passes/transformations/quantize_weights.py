@@ -10,9 +10,22 @@ from typing import ClassVar
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digits import order_size
 from shardwright.ir.operation import Number
-from shardwright.ir.ops import Alias, Contract, Convert, Div, Function, Max, Merge, Movement, Mul, Split
+from shardwright.ir.ops import (
+    Alias,
+    Contract,
+    Convert,
+    Div,
+    Function,
+    Grouped,
+    Lookup,
+    Max,
+    Merge,
+    Movement,
+    Mul,
+    Split,
+)
 from shardwright.ir.ops.contraction import accumulator
-from shardwright.ir.program import DimInfo, Func, Let, Marking, Program, Statement, Value
+from shardwright.ir.program import DimInfo, Func, Let, Marking, Program, Scope, Statement, Value
 from shardwright.ir.rewriter import Namer, Rewriter
 from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType, ValueType
 from shardwright.ir.walk import Site, map_sites, sites, use_counts
@@ -52,6 +65,7 @@ class QuantizeWeights(Pass):
         w_whole = merge[GC -> F](w_scaled)
         h: BLF_xyz = a @[E] w_whole
 
+    A grouped product is multiplied with the scales of the matrices that its indices say, `lookup[X](w_scale, expert)`.
     In f16, whose range sums of integers leave, the product is f32 until it is scaled. With `floats`, 8 bits are floats,
     `f8e4m3`. With `products`, 8-bit weights are not converted: what they are multiplied with is quantized as they are,
     with a scale for each of its rows, found as the program runs (vector-wise, Dettmers et al. 2022):
@@ -171,7 +185,7 @@ def _summed(program: Program, func: Func, weight: str) -> set[tuple[str, ...]] |
         (name,) = at
         assert isinstance(name, str)
         operation = statement.operation
-        if isinstance(operation, Contract):
+        if isinstance(operation, Contract) or (isinstance(operation, Grouped) and statement.operands[1] == name):
             kind = site.scope.type_of(name)
             found.add(tuple(dim for dim in kind.names if dim in operation.dims))
         elif isinstance(operation, Alias | Movement):
@@ -300,22 +314,32 @@ class _Writer:
         seen = scope.type_of(name).shape
         other = statement.operands[1 - at]
         assert isinstance(other, str)
+        grouped = isinstance(statement.operation, Grouped)
         dtype = scope.type_of(other).shape.dtype
         self.writer.at(statement)
-        if self.products:
+        if self.products and not grouped:
             self.quantized_product(statement, at, entry, scope.type_of(other).shape)
             return self.writer.written()
         weight = self.writer.let(Convert(dtype), (name,), f"{name}_{dtype}", Shape(dtype, seen.dims))
         if entry.groups is None:
-            self.scale_after(statement, at, weight, entry, dtype)
+            scale = self.scale_of_rows(statement, entry, scope) if grouped else entry.scale
+            self.scale_after(statement, at, weight, scale, dtype)
         else:
             self.scale_before(statement, at, weight, entry, Shape(dtype, seen.dims))
         return self.writer.written()
 
-    def scale_after(self, statement: Let, at: int, weight: str, entry: QuantizedWeight, dtype: DType) -> None:
+    def scale_of_rows(self, statement: Let, entry: QuantizedWeight, scope: Scope) -> str:
+        """The scales of the matrices that the indices of a grouped product say."""
+        operation, (_, weight, indices) = statement.operation, statement.operands
+        assert isinstance(operation, Grouped)
+        rows, seen = (scope.type_of(str(name)).shape for name in (indices, weight))
+        columns = tuple(dim for dim in seen.dims if dim.name not in (operation.dim, *operation.dims))
+        kind = Shape(DType.F32, (*rows.dims, *columns))
+        return self.writer.let(Lookup(operation.dim), (entry.scale, indices), f"{entry.scale}_chosen", kind)
+
+    def scale_after(self, statement: Let, at: int, weight: str, scale: str, dtype: DType) -> None:
         """One scale for each output channel: whatever was summed, it multiplies the sum, in f32. Of operands of `dtype`
         the product has it too where nothing else is written."""
-        assert isinstance(statement.operation, Contract)
         result = statement.result
         shape = result.shape
         operands = tuple(weight if i == at else operand for i, operand in enumerate(statement.operands))
@@ -324,12 +348,12 @@ class _Writer:
         kind = narrow if narrow.dtype is dtype else OpenType.anything(narrow)
         product = self.writer.let(statement.operation, operands, f"{result.name}_unscaled", kind, Marking.DEMANDED)
         if shape.dtype is DType.F32:
-            self.writer.put(replace(statement, operation=Mul(), operands=(product, entry.scale)))
+            self.writer.put(replace(statement, operation=Mul(), operands=(product, scale)))
             return
         exact = product
         if narrow != wide:
             exact = self.writer.let(Convert(DType.F32), (product,), f"{product}_f32", wide)
-        scaled = self.writer.let(Mul(), (exact, entry.scale), f"{result.name}_scaled", wide)
+        scaled = self.writer.let(Mul(), (exact, scale), f"{result.name}_scaled", wide)
         self.writer.put(replace(statement, operation=Convert(shape.dtype), operands=(scaled,)))
 
     def quantized_product(self, statement: Let, at: int, entry: QuantizedWeight, seen: Shape) -> None:

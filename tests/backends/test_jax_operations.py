@@ -209,6 +209,19 @@ INDEXING = {
         "(t: f32 EB_xV_y, i: int32 B_xL) -> f32 B_xLE(partialsum-y)", "r = lookup[V](t, i)", "return r"
     ),
     "lookup int8": body("(t: bf16 V_xE, i: int8 L) -> bf16 LE(partialsum-x)", "r = lookup[V](t, i)", "return r"),
+    "grouped": body(
+        "(a: f32 B_xLE, w: f32 VEF_y, i: int32 B_xLD2) -> f32 B_xLD2F_y", "r = grouped[V, E](a, w, i)", "return r"
+    ),
+    "grouped split": body(
+        "(a: bf16 BLE_x, w: bf16 V_yzE_xF, i: int32 B) -> bf16 BLF(partialsum-xyz)",
+        "r: BLF(partialsum-xyz) = grouped[V, E](a, w, i)", "return r",
+    ),
+    "grouped over two": body(
+        "(a: f32 HB_xE_y, w: f32 V_zFE_yHT, i: int8 LB_x) -> f32 B_xLTF(partialsum-yz)",
+        "r: f32 B_xLTF(partialsum-yz) = grouped[V, EH](a, w, i)", "return r",
+        head=HEAD.replace("H=8", "H=2"),
+    ),
+    "grouped scalar": body("(a: bf16 E, w: bf16 VE, i: int32) -> f32", "r: f32 = grouped[V, E](a, w, i)", "return r"),
     "iota": body("() -> (int32 V, int32 V_xy)", "a: int32 V = iota[V]()", "b: int32 V_xy = iota[V]()", "return a, b"),
     "full": body("() -> (f32 B_xE, bool, f32 B)", "a: f32 B_xE = 0.5", "b: bool = 1", "c: f32 B(partialsum-x) = 0",
                  "d = all_reduce[x](c)", "return a, b, d"),
@@ -247,6 +260,18 @@ def test_lookup_out_of_range(layout: str) -> None:
     partial = f"(partialsum-{layout[2:]})" if "_" in layout else ""
     text = body(f"(t: f32 {layout}E, i: int32 B, u: f32 V_xyz) -> f32 BE{partial}", "r = lookup[V](t, i)", "return r")
     check(text, i=np.array([-1, 31, 32, 5]))
+
+
+@pytest.mark.parametrize("layout", ["V", "V_xz", "V_y"])
+def test_grouped_out_of_range(layout: str) -> None:
+    """A row whose index is out of range is zeros, whatever else it holds."""
+    partial = f"(partialsum-{layout[2:]})" if "_" in layout else ""
+    text = body(
+        f"(a: f32 BE, w: f32 {layout}EF, i: int32 B) -> f32 BF{partial}", "r = grouped[V, E](a, w, i)", "return r"
+    )
+    a = np.ones((4, 16), np.float32)
+    a[0], a[1] = np.inf, np.nan
+    check(text, a=a if not partial else np.ones((4, 16), np.float32), i=np.array([-1, 32, 31, 5]))
 
 
 @pytest.mark.parametrize("style", ["neox", "gptj"])

@@ -83,7 +83,18 @@ def compute(
     )
 
 
-_ARITHMETIC = (ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Neg, ops.Function, ops.Sum, ops.Contract, ops.Cumsum)
+_ARITHMETIC = (
+    ops.Add,
+    ops.Sub,
+    ops.Mul,
+    ops.Div,
+    ops.Neg,
+    ops.Function,
+    ops.Sum,
+    ops.Contract,
+    ops.Grouped,
+    ops.Cumsum,
+)
 _CHOOSING = (ops.Rename, ops.Alias, ops.Take, ops.Lookup, ops.Update, ops.Concat, ops.Split, ops.Merge, ops.Max)
 _IN_F32 = (ops.Rmsnorm, ops.Layernorm, ops.Softmax, ops.Uniform)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from shardwright.backends import foreign
@@ -32,6 +33,28 @@ def _lookup(operation: ops.Lookup, call: TensorCall) -> Tensor:
         return aligned(NamedTensor(found, made, table.dtype), names)
     at = aligned(NamedTensor(index, ids.names, ids.dtype), names)
     return call.functions.picked(aligned(table, (*names, operation.dim)), at)
+
+
+def _grouped(operation: ops.Grouped, call: TensorCall) -> Tensor:
+    """As a contraction of floats, of each row with the matrix that its index says."""
+    x, w, expert = call.tensor(0), call.tensor(1), call.tensor(2)
+    index = expert.tensor
+    if w.held is not None and w.held.kind.split(operation.dim):
+        index = _on_chip(index, operation.dim, w.held, call)
+    rows = [name for name in x.names if name not in operation.dims]
+    rows += [name for name in expert.names if name not in x.names]
+    columns = [name for name in w.names if name not in (operation.dim, *operation.dims)]
+    extents = [call.result.size(name) for name in (*rows, *columns)]
+    summed = math.prod(x.size(name) for name in operation.dims)
+    n_rows, n_columns = math.prod(extents[: len(rows)]), math.prod(extents[len(rows) :])
+    wide = call.result.dtype is DType.F32 and x.dtype is not DType.F32
+    a, b = aligned(x, (*rows, *operation.dims)), aligned(w, (operation.dim, *operation.dims, *columns))
+    a, b = (a.float(), b.float()) if wide else (a, b)
+    a = a.expand(*extents[: len(rows)], *(x.size(name) for name in operation.dims)).reshape(n_rows, summed)
+    chosen = aligned(NamedTensor(index, expert.names, expert.dtype), rows).expand(*extents[: len(rows)])
+    b = b.reshape(w.size(operation.dim), summed, n_columns)
+    made = call.functions.grouped(a, b, chosen.reshape(n_rows)).reshape(extents)
+    return aligned(NamedTensor(made, (*rows, *columns), x.dtype), call.result.names)
 
 
 def _on_chip(index: Tensor, dim: str, held: RankShard, call: TensorCall) -> Tensor:
@@ -111,6 +134,7 @@ def _foreign(operation: ops.Foreign, call: TensorCall) -> Tensor:
 
 KERNELS: dict[type[Operation], Kernel] = {
     ops.Lookup: _lookup,
+    ops.Grouped: _grouped,
     ops.Iota: _iota,
     ops.Uniform: _uniform,
     ops.Rotary: _rotary,

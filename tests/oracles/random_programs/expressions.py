@@ -348,6 +348,31 @@ def lookup(d: Drawing, scope: Scope) -> Drawn:
     return Expr("lookup", shape, (table, ids), dim + (", wrap=true" if wrapped else ""), (dim, wrapped))
 
 
+def grouped(d: Drawing, scope: Scope) -> Drawn:
+    """Rows of x with the matrices of w that their indices say, summed over the dimensions that x and w share."""
+    x = pick(d, scope, lambda s: bool(s.dims) and is_wide(s.dtype))
+    if x is None:
+        return None
+
+    def fits(s: Shaped) -> bool:
+        shared = set(s.dims) & set(x.shape.dims)
+        return s.dtype == x.shape.dtype and 0 < len(shared) < len(s.dims) and union(x.shape, s) is not None
+
+    w = pick(d, scope, fits)
+    if w is None:
+        return None
+    summed = tuple(dim for dim in w.shape.dims if dim in x.shape.dims)
+    dim = d.rng.choice([dim for dim in w.shape.dims if dim not in summed])
+    ids = pick_index(d, scope, lambda s: not set(s.dims) & set(w.shape.dims) and union(x.shape, s) is not None)
+    if ids is None:
+        return None
+    sizes = {**x.shape.sizes, **ids.shape.sizes, **w.shape.sizes}
+    dims = tuple(name for name in sizes if name not in (dim, *summed))
+    shape = Shaped(x.shape.dtype, dims, tuple(sizes[name] for name in dims))
+    text = "".join(summed) if all(name[0].isupper() for name in summed) else " ".join(summed)
+    return Expr("grouped", shape, (x, w, ids), f"{dim}, {text}", (dim, summed))
+
+
 def iota(d: Drawing, scope: Scope) -> Drawn:
     dim = d.rng.choice([name for name in scope.sizes if name not in scope.loops])
     size = scope.sizes[dim]
@@ -554,7 +579,7 @@ SMOOTH_FUNCTIONS = ("gelu", "silu", "tanh", "sigmoid", "cos", "sin", "neg")
 FUNCTIONS = (*SMOOTH_FUNCTIONS, "relu", "exp", "log", "log1p", "sqrt", "rsqrt", "abs", "round", "softsign")
 SMOOTH = {
     "unary", "alias", "binary", "contraction", "reduction", "cumsum", "softmax", "norm", "lookup", "rotary", "update",
-    "take_range", "take_one", "concat", "rename", "split", "merge",
+    "grouped", "take_range", "take_one", "concat", "rename", "split", "merge",
 }  # fmt: skip
 DRAWS: dict[str, Callable[[Drawing, Scope], Drawn]] = {
     "unary": unary,
@@ -575,6 +600,7 @@ DRAWS: dict[str, Callable[[Drawing, Scope], Drawn]] = {
     "softmax": softmax,
     "norm": norm,
     "lookup": lookup,
+    "grouped": grouped,
     "iota": iota,
     "full": full,
     "uniform": uniform,
@@ -591,7 +617,7 @@ DRAWS: dict[str, Callable[[Drawing, Scope], Drawn]] = {
 }
 WEIGHTS = {
     "unary": 2.5, "alias": 0.5, "binary": 5.0, "contraction": 5.0, "reduction": 3.0, "comparison": 1.0, "where": 1.2,
-    "topk": 0.6,
+    "topk": 0.6, "grouped": 2.5,
     "softmax": 1.2, "norm": 1.0, "update": 1.2, "lookup": 1.2, "bitcast": 0.4, "logical_not": 0.4, "uniform": 0.6,
     "full": 0.6, "iota": 0.6, "negative": 0.5, "split": 1.5, "merge": 0.7, "convert": 1.0,
     "narrowed": 3.0, "narrow_product": 4.0,

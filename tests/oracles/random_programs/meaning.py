@@ -186,7 +186,9 @@ def _one(expr: Expr, args: list[Number], run: _Run) -> Number:
         case "layernorm" | "rmsnorm":
             return _norm(expr, args, run)
         case "lookup":
-            return _lookup(expr, args)
+            return _lookup(args[0], args[1], *info)
+        case "grouped":
+            return _grouped(expr, args, formats)
         case "iota":
             return certain("int32", dims, np.arange(expr.shape.extents[0]))
         case "uniform":
@@ -285,10 +287,20 @@ def _norm(expr: Expr, args: list[Number], run: _Run) -> Number:
     return bounded.convert(y, shape.dtype, formats)
 
 
-def _lookup(expr: Expr, args: list[Number]) -> Number:
+def _grouped(expr: Expr, args: list[Number], formats: Formats) -> Number:
+    """A contraction with the matrices looked up, zeros where an index is beyond them, whatever the row holds."""
+    dim, summed = expr.info
+    x, w, ids = args
+    dims = expr.shape.dims
+    made = bounded.contraction(x, _lookup(w, ids, dim, wrapped=False), summed, dims, expr.shape.dtype, formats)
+    known = (ids.value < 0) | (ids.value >= w.value.shape[w.dims.index(dim)])
+    beyond = certain("bool", ids.dims, known & ~np.isinf(ids.error)).aligned(dims)[0].astype(bool)
+    value, error, addends = (np.where(beyond, 0.0, array) for array in (made.value, made.error, made.addends))
+    return of(made.dtype, dims, value, error, addends)
+
+
+def _lookup(table: Number, ids: Number, dim: str, wrapped: bool) -> Number:
     """The table's slices at these indices, zeros where they are beyond it."""
-    dim, wrapped = expr.info
-    table, ids = args
     at = table.dims.index(dim)
     extent = table.value.shape[at]
     index = ids.value % extent if wrapped else ids.value
