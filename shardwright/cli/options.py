@@ -252,14 +252,24 @@ def add_weights(add: Callable[..., object]) -> None:
     )
 
 
-def add_experts(parser: Parser) -> None:
-    """`--experts replicated|all-to-all` and `--expert-capacity F`, which bounds the slots of the second."""
+def add_experts(add: Callable[..., object]) -> None:
+    """`--experts replicated|routed`: how a model is priced whose tokens choose experts."""
+    add(
+        "--experts",
+        choices=("replicated", "routed"),
+        default="routed",
+        help="tokens meet every expert, or those that the router chooses, any as likely (default: routed)",
+    )
+
+
+def add_experts_and_capacity(parser: Parser) -> None:
+    """`--experts replicated|routed|all-to-all` and `--expert-capacity F`, which bounds the slots of the last."""
     parser.add_argument(
         "--experts",
-        choices=("replicated", "all-to-all"),
+        choices=("replicated", "routed", "all-to-all"),
         default="replicated",
-        help="every expert computes every token, or tokens are sent to the experts that the router chose "
-        "(default: replicated)",
+        help="every expert computes every token; or those that the router chose do, where they are (routed) or where "
+        "tokens are sent to (default: replicated)",
     )
     parser.add_argument(
         "--expert-capacity",
@@ -272,7 +282,7 @@ def add_experts(parser: Parser) -> None:
 
 
 def _capacity_needs_sending(args: argparse.Namespace) -> str | None:
-    given = args.expert_capacity is not None and args.experts == "replicated"
+    given = args.expert_capacity is not None and args.experts != "all-to-all"
     return "--expert-capacity needs --experts all-to-all" if given else None
 
 

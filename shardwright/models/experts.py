@@ -16,6 +16,12 @@ def replicated(source: str, experts: Experts, dtype: DType) -> list[str]:
     return [chance, comment, *choice, f"    share = {_narrowed(share, dtype)}"]
 
 
+def routed(source: str, experts: Experts, dtype: DType) -> list[str]:
+    """`expert`: the experts that each token chose, and `share`, the weights of their results."""
+    chance, *choice = _chosen(f"{source} @ w_router", experts, dtype, "chance", "greatest", "expert")
+    return [chance, *choice, f"    share = {_narrowed(_weight(experts), dtype)}"]
+
+
 def _chosen(logits: str, experts: Experts, dtype: DType, chance: str, greatest: str, expert: str) -> list[str]:
     """The router: `chance` of every expert for each token, the `expert` that are chosen and their chances `greatest`,
     each given as `name` or `name: type`."""

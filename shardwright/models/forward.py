@@ -106,7 +106,9 @@ def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout
         sizes |= own.sizes
     weights = {weight.name: weight for weight in model_weights(model)}
     types = {
-        name: ValueTypes(model, layout, mesh, request.dtype, rows[name], groups.get(name), request.cache_format)
+        name: ValueTypes(
+            model, layout, mesh, request.dtype, rows[name], groups.get(name), request.cache_format, request.experts
+        )
         for name, layout in zip(functions, fitted, strict=True)
     }
     lines = [*header(model, [(name, own.layout) for name, own in types.items()], mesh, cached=cached), ""]
@@ -153,7 +155,7 @@ def _sized(dim: str, size: int | str, order: Sequence[str]) -> str:
 def _token_groups(model: Model, request: ProgramRequest, rows: Mapping[str, SequenceRows]) -> dict[str, TokenGroups]:
     """The groups of each function, that of one token for each row first; none where tokens are not sent to experts."""
     experts = model.feedforward.experts
-    if experts is None or request.experts == "replicated":
+    if experts is None or request.experts != "all-to-all":
         return {}
     made: dict[str, TokenGroups] = {}
     for name, own in rows.items():

@@ -71,10 +71,11 @@ def import_model(
     once, and the state `k`, `v` and `pos: int32 B`, how many tokens of each row are in the cache, all 0 to begin with.
     With `prompts`, prefill has so many rows and a cache of its own, and `adopt` copies rows of it to decode's.
 
-    Where the model has experts, every one computes every token, or with `experts="all-to-all"` tokens are sent to
-    those that the router chose. An expert then has room for all tokens, or with `expert_capacity` for so many times
-    its even share of them, and those beyond are dropped (`models.token_groups`). `cache_format` is what keys and values
-    are quantized to in the cache, with a scale for each row of D.
+    Where the model has experts, every one computes every token; with `experts="routed"` those that the router chose do,
+    by grouped products, and with `experts="all-to-all"` tokens are sent to these. An expert then has room for all
+    tokens, or with `expert_capacity` for so many times its even share of them, and those beyond are dropped
+    (`models.token_groups`). `cache_format` is what keys and values are quantized to in the cache, with a scale for each
+    row of D.
 
     `attention` is over `"head"`, `"batch"` or `"positions"`; without a cache None leaves it to the compiler. Weights
     and activations are `dtype`, by default the checkpoint's own. Raises a `DiagnosticError` where the config is at

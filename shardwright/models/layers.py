@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 
 from shardwright.ir.types import DType
 from shardwright.models.description import Feedforward, Latent, Model, Norm, RotarySpec, Stack
-from shardwright.models.experts import replicated, returned, sent
+from shardwright.models.experts import replicated, returned, routed, sent
 from shardwright.models.value_types import ValueTypes
 from shardwright.models.weights import Weight
 
@@ -285,7 +285,7 @@ class Layer:
     def feedforward(self, source: str) -> list[str]:
         """`fed` of the normed residual stream."""
         feedforward, types = self.stack.feedforward, self.types
-        experts, sending = feedforward.experts, types.groups is not None
+        experts, sending, routes = feedforward.experts, types.groups is not None, types.experts == "routed"
         lines = ["", f"    # {capital(feedforward.title)}.", *self.gathered(*_matrices(feedforward))]
         if experts is None:
             return [*lines, *self.inside("inner", source, feedforward, self.stack.width), self.fed("fed", "inner")]
@@ -293,11 +293,15 @@ class Layer:
         if sending:
             lines += sent(source, types, padded=self.tells_padding)
             read = "sent"
+        elif routes:
+            lines += routed(source, experts, types.dtype)
         else:
             lines += replicated(source, experts, types.dtype)
         lines += self.inside("each", read, feedforward, "F")
         if sending:
             lines += returned(types, self.at_hand("w_down"), result)
+        elif routes:
+            lines.append(f"    {result} = grouped[X, F](each, {self.at_hand('w_down')}, expert) @[A] share")
         else:
             lines += [
                 f"    {named('inner', types.hidden('F', of_experts=True))} = each * share",
@@ -313,10 +317,16 @@ class Layer:
         """`name`: what goes into the last product of a feedforward layer, or of each expert."""
         apart = feedforward.experts is not None
         over, hidden = "[E]" if apart else "", self.types.hidden(width, of_experts=apart)
-        up = self.projected(source, f"{prefix}w_up", f"{prefix}b_up", over)
+
+        def product(weight: str, bias: str) -> str:
+            if apart and self.types.experts == "routed":
+                return f"grouped[X, E]({source}, {self.at_hand(weight)}, expert)"
+            return self.projected(source, weight, bias, over)
+
+        up = product(f"{prefix}w_up", f"{prefix}b_up")
         if not feedforward.gated:
             return [f"    {named(name, hidden)} = {feedforward.activation}({up})"]
-        gate = f"{feedforward.activation}({self.projected(source, f'{prefix}w_gate', f'{prefix}b_gate', over)})"
+        gate = f"{feedforward.activation}({product(f'{prefix}w_gate', f'{prefix}b_gate')})"
         return [f"    {named(f'{prefix}gate', hidden)} = {gate}", f"    {named(name, hidden)} = {prefix}gate * ({up})"]
 
     def fed(self, name: str, inner: str, prefix: str = "") -> str:

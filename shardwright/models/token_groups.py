@@ -8,8 +8,9 @@ from typing import Literal
 
 from shardwright.models.description import Experts
 
-ExpertsForm = Literal["replicated", "all-to-all"]
-"""Every expert computes every token, or tokens are sent to the experts that the router chose."""
+ExpertsForm = Literal["replicated", "routed", "all-to-all"]
+"""Every expert computes every token, or the experts that the router chose, by grouped products; or tokens are sent to
+these."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.description import Model, Stack
 from shardwright.models.layouts import PresetLayout, Role
-from shardwright.models.token_groups import TokenGroups
+from shardwright.models.token_groups import ExpertsForm, TokenGroups
 from shardwright.models.weights import Weight
 
 CacheFormat = Literal["int8", "f8e4m3"]
@@ -45,6 +45,7 @@ class ValueTypes:
     rows: SequenceRows = SEQUENCES
     groups: TokenGroups | None = None
     cache_format: CacheFormat | None = None
+    experts: ExpertsForm = "replicated"
 
     def text(self, dtype: DType, dims: Sequence[str], axes: Mapping[str, Sequence[str]]) -> str:
         """The type with these dimensions, split over these axes."""
@@ -92,7 +93,7 @@ class ValueTypes:
         """Inside a feedforward layer of dimension `width`, or experts; None where it is left to the compiler."""
         if not self.layout.batch or (of_experts and self.groups is not None):
             return None
-        batch, each = self.rows.dim, ["X"] if of_experts else []
+        batch, each = self.rows.dim, ["A" if self.experts == "routed" else "X"] if of_experts else []
         axes = {batch: self.layout.batch, width: self.layout.used(Role.FEEDFORWARD, width)}
         return self.text(self.dtype, [batch, "L", *each, width], axes)
 

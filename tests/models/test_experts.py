@@ -53,6 +53,42 @@ def agree(found: np.ndarray, expected: np.ndarray) -> None:
     assert (found.argmax(-1) == expected.argmax(-1)).all()
 
 
+# ---------------------------------------------------------------- each token meets the experts that it chose
+
+ROUTED = ("mixtral", "mixtral-three", "qwen3-moe", "deepseek-v2", "deepseek-v3")
+
+
+def routed(folder: Path, layout: str, mesh: Mesh, batch: int, length: int, **options: Any) -> ImportedModel:
+    return import_model(read_config(folder).keys, layout, mesh, batch, length, experts="routed", **options)
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_routed_unsharded(checkpoint: Callable[..., Path], name: str) -> None:
+    folder, ids = checkpoint(name), tokens(2, 24)
+    made = routed(folder, "ws2d", XYZ, 2, 24)
+    program = program_of(made)
+    (logits,), _ = evaluate(program, "forward", {"ids": ids}, weights_of(folder, made, program))
+    agree(logits, transformers_logits(folder, ids))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "mesh"),
+    [
+        ("mixtral", "ws2d", XYZ), ("mixtral", "wg-xy", XY), ("mixtral", "open", XY), ("qwen3-moe", "ws2d", XY),
+        ("qwen3-moe", "open", X), ("deepseek-v2", "megatron", XY), ("deepseek-v3", "open", X),
+    ],
+)  # fmt: skip
+def test_routed_compiled(checkpoint: Callable[..., Path], name: str, layout: str, mesh: Mesh) -> None:
+    """Under JAX on virtual devices, and proved on simulated chips at reduced sizes."""
+    folder, ids = checkpoint(name), tokens(4, 8)
+    made = routed(folder, layout, mesh, 4, 8)
+    program = program_of(made)
+    compiled = by_bytes(program)
+    assert validate(program, compiled).largest_difference < 1e-9
+    (logits,) = Session(compiled, weights_of(folder, made, program)).call("forward", {"ids": ids})
+    agree(logits, transformers_logits(folder, ids))
+
+
 # ---------------------------------------------------------------- no token is dropped
 
 
@@ -100,10 +136,12 @@ def continued(
     return [last, *(run("decode", {"ids": given[rows, LENGTHS + step][:, None]}) for step in range(steps))]
 
 
-def test_prefill_and_decode(checkpoint: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("form", ["routed", "all-to-all"])
+def test_prefill_and_decode(checkpoint: Callable[..., Path], form: ExpertsForm) -> None:
     """Unequal prompts, prefill in another layout than decode."""
     folder = checkpoint("mixtral")
-    made = sending(folder, "ws2d", XY, 8, 6, cache=16, prefill_layout="wg-xy", attention="batch")
+    config = read_config(folder).keys
+    made = import_model(config, "ws2d", XY, 8, 6, cache=16, prefill_layout="wg-xy", attention="batch", experts=form)
     program = program_of(made)
     session = Session(by_bytes(program), weights_of(folder, made, program))
     given = tokens(8, 11)

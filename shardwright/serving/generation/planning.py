@@ -54,7 +54,7 @@ class PlanOptions:
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise fault("bad-setting", f"{name} is {size}, not 1 or more", NOWHERE)
-        if self.expert_capacity is not None and self.experts == "replicated":
+        if self.expert_capacity is not None and self.experts != "all-to-all":
             raise fault("bad-setting", "expert_capacity needs experts='all-to-all'", NOWHERE)
         named = (
             ("attention", AttentionOver),
