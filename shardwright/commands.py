@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shardwright.ir.program import Program
     from shardwright.models.importing import ImportedModel
     from shardwright.models.layouts import AttentionOver
+    from shardwright.models.token_groups import ExpertsForm
     from shardwright.models.value_types import CacheFormat
     from shardwright.pareto.sweeping import Swept
     from shardwright.passes.compiling.found import SearchResult
@@ -59,7 +60,7 @@ def import_checkpoint(
     cache: int | None = None,
     prefill_layout: str | None = None,
     phase: Literal["prefill", "decode"] | None = None,
-    experts: Literal["replicated", "all-to-all"] = "replicated",
+    experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
     cache_format: CacheFormat | None = None,
 ) -> ImportedModel:
@@ -137,15 +138,18 @@ def fit(
     layout: str | None = None,
     attention: AttentionOver = "head",
     weights: Weights = "bf16",
+    experts: ExpertsForm = "routed",
 ) -> FitResult:
     """The fewest chips on which decode of a model fits, or those given, and the largest batch and longest context
-    there. Raises a `DiagnosticError` where no number of chips is enough."""
+    there. Tokens meet the experts that they choose, or all if `replicated`. Raises a `DiagnosticError` where no number
+    of chips is enough."""
     from shardwright.cost.hardware.chips import load_chip
     from shardwright.prediction.fitting import fitting
     from shardwright.prediction.models import model_of, preset_of
 
     found = load_chip(chip)
-    return fitting(model_of(model), found, layout or preset_of(found), attention, weights, batch, context, chips)
+    layout = layout or preset_of(found)
+    return fitting(model_of(model), found, layout, attention, weights, batch, context, chips, experts)
 
 
 def sweep(
@@ -161,9 +165,11 @@ def sweep(
     attention: Sequence[AttentionOver] = ("head", "batch"),
     phases: Sequence[Literal["prefill", "decode"]] = ("decode", "prefill"),
     processes: int | None = None,
+    experts: ExpertsForm = "routed",
 ) -> Swept:
     """The command `pareto`: a model priced under every combination, `chips` from the least to the most; what was priced
-    before is not priced again. Raises a `DiagnosticError` where nothing has a price."""
+    before is not priced again. Tokens meet the experts that they choose, or all if `replicated`. Raises a
+    `DiagnosticError` where nothing has a price."""
     from shardwright.cost.hardware.chips import load_chip
     from shardwright.pareto.configurations import Sweep
     from shardwright.pareto.sweeping import sweep_points
@@ -172,6 +178,6 @@ def sweep(
     found = load_chip(chip)
     asked = Sweep(
         model_of(model), found, found.constants, chips, tuple(batches), tuple(weights), tuple(layouts),
-        tuple(attention), tuple(phases), prompt, output,
+        tuple(attention), tuple(phases), prompt, output, experts=experts,
     )  # fmt: skip
     return sweep_points(asked, processes=processes)

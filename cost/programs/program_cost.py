@@ -13,7 +13,9 @@ from shardwright.cost.kernels.demand import demand_of
 from shardwright.cost.kernels.work import Work, steps_of, works_in
 from shardwright.cost.programs.memory import MemoryUse, memory_of
 from shardwright.cost.programs.schedule import KernelTiming, added_seconds, happenings
-from shardwright.ir.program import Func, Program
+from shardwright.ir.ops import Grouped
+from shardwright.ir.program import Func, Let, Program
+from shardwright.ir.walk import sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +144,33 @@ def model_size(program: Program, func: Func) -> tuple[int, int]:
     """How many tokens a call works on, and how many parameters there are.
 
     Parameters are the elements of the weights, or of a program that declares none, of the function's arguments after
-    the first. Tokens are numbered by the dimensions of the first argument that these have not.
+    the first. Tokens are numbered by the dimensions of the first argument that these have not. Of the matrices of a
+    grouped product those count that one token meets.
     """
-    weights = program.weights or func.params[1:]
-    parameters = sum(value.shape.elements for value in weights)
+    weights, met = program.weights or func.params[1:], _met(program, func)
+    parameters = sum(round(value.shape.elements * met.get(value.name, 1.0)) for value in weights)
     named = {name for value in weights for name in value.type.names}
     first = func.params[0].type.dims if func.params else ()
     return math.prod(dim.size for dim in first if dim.name not in named), parameters
+
+
+def _met(program: Program, func: Func) -> dict[str, float]:
+    """The share of a weight that one token meets in a grouped product, by the weight's name."""
+    made_of: dict[str, str] = {}
+    met: dict[str, float] = {}
+    tokens = func.params[0].type.names if func.params else ()
+    for site in sites(program, func):
+        let = site.statement
+        if isinstance(let, Let) and isinstance(let.operation, Grouped):
+            w, indices = (site.scope.type_of(str(name)).shape for name in let.operands[1:])
+            name = str(let.operands[1])
+            while name in made_of:
+                name = made_of[name]
+            matrices = math.prod(dim.size for dim in indices.dims if dim.name not in tokens)
+            met[name] = min(1.0, matrices / w.size(let.operation.dim))
+        elif isinstance(let, Let) and let.operands:
+            made_of.update((value.name, str(let.operands[0])) for value in let.results)
+    return met
 
 
 def mfu(chip: Chip, n_chips: int, parameters: float, tokens: int, time_s: float) -> float:

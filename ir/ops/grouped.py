@@ -43,7 +43,11 @@ class Grouped(Operation):
                 f"convert them first: convert[bf16]({args[0].text})",
             )
         if not expert.dtype.is_integer:
-            raise misuse("dtype-mismatch", f"grouped takes integer indices, and {args[2].text} is {expert.dtype}")
+            raise misuse(
+                "dtype-mismatch",
+                f"grouped takes integer indices, and {args[2].text} is {expert.dtype}",
+                f"its operands are rows, matrices and indices; or convert these, convert[int32]({args[2].text})",
+            )
         for arg, summed in ((args[0], self.dims), (args[2], ())):
             for name in w.names:
                 if name in arg.names and (name == self.dim or name not in summed):

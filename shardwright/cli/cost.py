@@ -8,6 +8,7 @@ from shardwright.cli.options import (
     add_attention,
     add_chip,
     add_choice,
+    add_experts,
     add_json,
     add_micro_batches,
     add_sizes,
@@ -67,6 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
     model.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
     add_attention(model.add_argument, "head", "head")
     add_weights(model.add_argument)
+    add_experts(model.add_argument)
     add_json(parser)
     parser.check(_misplaced)
 
@@ -77,6 +79,7 @@ _OF_PROGRAMS: Mapping[str, object] = {
 }  # fmt: skip
 _OF_MODELS: Mapping[str, object] = {
     "chips": 1, "phase": "decode", "batch": 1, "context": 2048, "layout": None, "attention": "head", "weights": "bf16",
+    "experts": "routed",
 }  # fmt: skip
 """Options that go with the one or the other, and what they are where they are not given."""
 
@@ -130,7 +133,7 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...]]:
     from dataclasses import replace
 
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.prediction.models import check_positions, model_of, preset_of, torus_mesh
+    from shardwright.prediction.models import active_parameters, check_positions, model_of, preset_of, torus_mesh
     from shardwright.prediction.phases import phase_cost
     from shardwright.prediction.programs import Deployment, fitted_layout
 
@@ -141,10 +144,10 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...]]:
     layout = args.layout or preset_of(chip)
     with located(Source("--chips", "")):
         mesh = torus_mesh(chip, args.chips, found.model.attention.kv_heads)
-    deployment = Deployment(found.model, mesh, layout, args.attention, args.weights)
+    deployment = Deployment(found.model, mesh, layout, args.attention, args.weights, experts=args.experts)
     with located(Source(args.file, "")):
         cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
-    return replace(cost, parameters=round(found.parameters)), fitted_layout(deployment, args.batch).dropped
+    return replace(cost, parameters=round(active_parameters(found))), fitted_layout(deployment, args.batch).dropped
 
 
 def _chip_of(target: str) -> str:

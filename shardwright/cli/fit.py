@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_attention, add_chip, add_json, add_weights, chip_of, positive
+from shardwright.cli.options import add_attention, add_chip, add_experts, add_json, add_weights, chip_of, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """MODEL --chip NAME [--chips N] [--batch N] [--context N] [--layout NAME] [--attention] [--weights] [--json]."""
+    """MODEL --chip NAME [--chips N] [--batch N] [--context N] [--layout NAME] [--attention] [--weights]
+    [--experts] [--json]."""
     parser = subparsers.add_parser(
         "fit", description="The fewest chips that hold a model in decode, and the most sequences and positions there."
     )
@@ -27,6 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
     add_attention(parser.add_argument, "head", "head")
     add_weights(parser.add_argument)
+    add_experts(parser.add_argument)
     add_json(parser)
 
 
@@ -40,7 +42,9 @@ def execute(args: argparse.Namespace) -> int:
     layout = args.layout or preset_of(chip)
     with located(Source(args.model, "")):
         model = model_of(args.model)
-        found = fitting(model, chip, layout, args.attention, args.weights, args.batch, args.context, args.chips)
+        found = fitting(
+            model, chip, layout, args.attention, args.weights, args.batch, args.context, args.chips, args.experts
+        )
     mesh, memory = found.deployment.mesh, found.memory
     if args.json:
         from shardwright.cli.output import print_json

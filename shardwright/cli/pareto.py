@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.cli.options import (
     ATTENTION,
     add_chip,
+    add_experts,
     add_json,
     add_output,
     chip_and_constants,
@@ -85,6 +86,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--every-mesh", action="store_true", help="every shape of mesh, not one for each number of chips"
     )
+    add_experts(parser.add_argument)
     parser.add_argument("--looped", action="store_true", help="also with collectives as loops")
     parser.add_argument("--jobs", metavar="N", type=positive, help="processes (default: one for each core)")
     add_output(parser, "OUT.{svg,png,html,csv}", kind=one_of("picture or table", "svg", "png", "html", "csv"))
@@ -183,6 +185,7 @@ def _sweep(args: argparse.Namespace) -> Sweep:
         args.every_mesh,
         args.looped,
         together=args.phase == "generation",
+        experts=args.experts,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_chip, add_json, add_weights, chip_of, number, positive
+from shardwright.cli.options import add_chip, add_experts, add_json, add_weights, chip_of, number, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -29,6 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--ttft", metavar="S", type=number(0.0), help="at most so many seconds to the first token")
     parser.add_argument("--tpot", metavar="S", type=number(0.0), help="at most so many seconds to each further token")
     add_weights(parser.add_argument)
+    add_experts(parser.add_argument)
     parser.add_argument("--batch", metavar="N", type=positive, help="sequences in decode (default: the best)")
     parser.add_argument(
         "--time-limit",
@@ -64,6 +65,7 @@ def execute(args: argparse.Namespace) -> int:
             weights=args.weights,
             batch=args.batch,
             seconds=args.time_limit,
+            experts=args.experts,
         )
     text = print_program(made.best.found.program)
     if args.write:

@@ -12,6 +12,7 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import BuiltIn
 from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
+from shardwright.models.token_groups import ExpertsForm
 from shardwright.prediction.fitting import n_chips_of
 from shardwright.prediction.models import torus_mesh
 from shardwright.prediction.programs import Deployment, Phase, Weights, fitted_layout
@@ -24,7 +25,8 @@ class Sweep:
 
     `chips` are the least and the most. `every_mesh` takes every way to lay axes on every slice, rather than the one
     way that Pope et al. 2022 describe. `looped` adds each configuration with its collectives as loops. With `together`
-    the phases, which are then both, will be put together to generations (`pareto.generations`).
+    the phases, which are then both, will be put together to generations (`pareto.generations`). `experts` says how
+    tokens meet those that a model has.
     """
 
     model: BuiltIn
@@ -41,6 +43,7 @@ class Sweep:
     every_mesh: bool = False
     looped: bool = False
     together: bool = False
+    experts: ExpertsForm = "routed"
 
     @property
     def title(self) -> str:
@@ -109,7 +112,9 @@ def configurations_of(sweep: Sweep) -> list[Configuration]:
                             continue
                         seen.add(demands)
                         found += [
-                            Configuration(Deployment(model, mesh, layout, attention, weights), phase, batch)
+                            Configuration(
+                                Deployment(model, mesh, layout, attention, weights, experts=sweep.experts), phase, batch
+                            )
                             for weights in sweep.weights
                         ]
     return [*found, *(replace(one, looped=True) for one in found if sweep.looped)]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from shardwright.cost.programs.program_cost import mfu
 from shardwright.pareto.configurations import Configuration, Sweep, stores_alike
 from shardwright.pareto.pricing import Point, identity
+from shardwright.prediction.models import active_parameters
 
 _SHARED = ("mesh", "attention", "weights", "batch", "looped")
 """What prefill and decode of one program have in common, beside how weights are stored."""
@@ -51,7 +52,7 @@ def _generation(sweep: Sweep, one: Configuration, decode: Point, prefills: Seque
         prefill_layout=prefill.layout,
         latency_s=time_s,
         chip_seconds_per_token=decode.chips * time_s / (decode.batch * sweep.generated),
-        mfu=mfu(sweep.chip, decode.chips, sweep.model.parameters, decode.batch * sweep.context, time_s),
+        mfu=mfu(sweep.chip, decode.chips, active_parameters(sweep.model), decode.batch * sweep.context, time_s),
         activation_bytes=max(decode.activation_bytes, prefill.activation_bytes),
         too_many_bytes=max(decode.too_many_bytes, prefill.too_many_bytes),
     )

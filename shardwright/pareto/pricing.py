@@ -10,6 +10,7 @@ from shardwright.cost.programs.memory import memory_of
 from shardwright.cost.programs.program_cost import mfu
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.pareto.configurations import Configuration, Sweep
+from shardwright.prediction.models import active_parameters
 from shardwright.prediction.phases import phase_cost
 from shardwright.prediction.programs import phase_program
 
@@ -86,7 +87,7 @@ def price(sweep: Sweep, one: Configuration) -> Point:
         identity(one),
         latency_s=time_s,
         chip_seconds_per_token=one.n_chips * time_s / tokens,
-        mfu=mfu(sweep.chip, one.n_chips, sweep.model.parameters, tokens, time_s),
+        mfu=mfu(sweep.chip, one.n_chips, active_parameters(sweep.model), tokens, time_s),
         weight_bytes=memory.weights,
         kv_cache_bytes=memory.state,
         activation_bytes=memory.activations,

@@ -31,7 +31,9 @@ def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configura
         other = _other_layout(sweep, one, chosen, [point for _, point in priced])
         decode, prefill = (where.layout, other) if phase == "decode" else (other, where.layout)
     cache = positions(where, one.batch, sweep.context)
-    request = ProgramRequest(decode, where.mesh, one.batch, sweep.prompt, DType.BF16, where.attention, cache, prefill)
+    request = ProgramRequest(
+        decode, where.mesh, one.batch, sweep.prompt, DType.BF16, where.attention, cache, prefill, experts=where.experts
+    )
     lines = [f"# Chosen for {sweep.chip.name}: {described(chosen)}."]
     if not one.looped and any(layout.startswith("wg") for layout in (decode, prefill)):
         lines.append("# Weights are gathered a layer ahead: opt --passes gather-ahead, after all others.")

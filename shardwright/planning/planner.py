@@ -17,6 +17,7 @@ from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
+from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult
 from shardwright.planning.serving import ServingChoice, ServingDemand, ServingPlan, counted, limit, serving_program
@@ -41,13 +42,14 @@ _NO_LAYOUTS = ("does-not-fit", "no-placement", "out-of-time")
 def plan(
     model: str, chip: Chip | str, chips: int, prompt: int, output: int, *,
     ttft: float | None = None, tpot: float | None = None, weights: Weights = "bf16", batch: int | None = None,
-    seconds: float = 120.0,
+    seconds: float = 120.0, experts: ExpertsForm = "routed",
 ) -> ServingPlan:  # fmt: skip
     """The way to serve a model with the most tokens a second on so many chips, with every layout searched.
 
     `model` is a built-in name, a config.json or a folder with one; `chip` may also be a name or a chip file's path;
-    `ttft` and `tpot` are in seconds. Searches end after about so many `seconds`, with what they have. Raises a
-    `DiagnosticError` where a demand cannot be met, which says what it takes, and which chips or weights would do.
+    `ttft` and `tpot` are in seconds. Tokens meet the `experts` that they choose, or all if `replicated`. Searches end
+    after about so many `seconds`, with what they have. Raises a `DiagnosticError` where a demand cannot be met, which
+    says what it takes, and which chips or weights would do.
     """
     with located(Source(model, "")):
         found = model_of(model)
@@ -56,7 +58,7 @@ def plan(
             asked = f"a prompt of {prompt} and {output} new tokens take {prompt + output} positions"
             raise fault("too-long", f"{asked}, and {found.name} has {longest}", NOWHERE, "ask for fewer of either")
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    demand = ServingDemand(found, chip, chips, prompt, output, ttft, tpot, weights, batch)
+    demand = ServingDemand(found, chip, chips, prompt, output, ttft, tpot, weights, batch, experts)
     with located(Source("--chips", "")):
         meshes = list(plan_meshes(chip, chips, found.model.attention.kv_heads))
     return _Planner(demand, meshes, seconds).plan()

@@ -16,10 +16,12 @@ from shardwright.ir.diagnostics import Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops.attention import Attend
 from shardwright.ir.ops.contraction import Contract
+from shardwright.ir.ops.grouped import Grouped
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import DType, TensorType
 from shardwright.models.built_in import BuiltIn
 from shardwright.models.forward import PHASES, ProgramRequest, model_text
+from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.found import SearchResult
 from shardwright.passes.pipelines import passes_for_weights, run_passes
 from shardwright.prediction.programs import Weights
@@ -28,7 +30,8 @@ from shardwright.prediction.programs import Weights
 @dataclass(frozen=True)
 class ServingDemand:
     """The demand that is to be served: prompts of `prompt` tokens, `output` new ones of each; the most seconds from a
-    prefill's start to its end (`ttft_s`) and of a step of decode (`tpot_s`); rows of decode, chosen where None."""
+    prefill's start to its end (`ttft_s`) and of a step of decode (`tpot_s`); rows of decode, chosen where None;
+    how tokens meet `experts`."""
 
     model: BuiltIn
     chip: Chip
@@ -39,6 +42,7 @@ class ServingDemand:
     tpot_s: float | None = None
     weights: Weights = "bf16"
     batch: int | None = None
+    experts: ExpertsForm = "routed"
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class ServingChoice:
     def products(self, phase: str) -> Iterator[tuple[str, TensorType]]:
         """The results of a function's products and of attention, as they are computed."""
         for statement, _ in self.found.program.func(phase).walk():
-            if isinstance(statement, Let) and isinstance(statement.operation, Contract | Attend):
+            if isinstance(statement, Let) and isinstance(statement.operation, Contract | Grouped | Attend):
                 value = statement.results[0]
                 if isinstance(value.type, TensorType):
                     yield value.name, value.type
@@ -170,7 +174,7 @@ def serving_program(
     """The surface program with every layout open, of one phase or of both with the copies between their caches."""
     request = ProgramRequest(
         "open", mesh, batch, demand.prompt, DType.BF16, None, demand.prompt + demand.output,
-        phases=PHASES if phase is None else (phase,), prompts=prompts,
+        phases=PHASES if phase is None else (phase,), prompts=prompts, experts=demand.experts,
     )  # fmt: skip
     program = load(Source(demand.model.name, model_text(demand.model.model, request)[0]))
     stored = passes_for_weights(demand.weights)

@@ -12,6 +12,7 @@ from shardwright.ir.text.table import bytes_text
 from shardwright.models.built_in import BuiltIn
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
+from shardwright.models.token_groups import ExpertsForm
 from shardwright.prediction.models import check_positions, longest_context, parameters_of, torus_mesh
 from shardwright.prediction.programs import Deployment, Weights, fitted_layout, phase_program
 
@@ -73,7 +74,7 @@ def n_chips_of(chip: Chip) -> Iterator[int]:
 
 def fitting(
     model: BuiltIn, chip: Chip, layout: str, attention: AttentionOver, weights: Weights,
-    batch: int, context: int, n_chips: int | None = None,
+    batch: int, context: int, n_chips: int | None = None, experts: ExpertsForm = "routed",
 ) -> FitResult:  # fmt: skip
     """The fewest chips on which decode of `batch` sequences with `context` positions in the cache fits, or those
     given, and the largest batch (at this context) and longest context (at this batch) there.
@@ -88,8 +89,9 @@ def fitting(
             continue
         try:
             deployment = Deployment(
-                model.model, torus_mesh(chip, n, model.model.attention.kv_heads), layout, attention, weights
-            )
+                model.model, torus_mesh(chip, n, model.model.attention.kv_heads), layout, attention, weights,
+                experts=experts,
+            )  # fmt: skip
             memory = decode_memory(deployment, batch, context)
         except DiagnosticError:
             if n_chips is not None:

@@ -30,6 +30,19 @@ def parameters_of(model: Model) -> int:
     return sum(math.prod(int(sizes[dim]) for dim in weight.dims) for weight in model_weights(model))
 
 
+def active_parameters(found: BuiltIn) -> float:
+    """The parameters that a token meets: all but those of the experts that it does not choose."""
+    experts, sizes = found.model.feedforward.experts, found.model.sizes(1, 1)
+    if experts is None:
+        return found.parameters
+    of_experts = sum(
+        math.prod(int(sizes[dim]) for dim in weight.dims)
+        for weight in model_weights(found.model)
+        if {"X", "E", "F"} <= set(weight.dims)
+    )
+    return found.parameters - of_experts * (1 - experts.chosen / experts.number)
+
+
 def longest_context(model: Model) -> int | None:
     """How many positions a model has, None where they are not of a table."""
     return model.positions.size if isinstance(model.positions, LearnedPositions) else None

@@ -29,6 +29,7 @@ from shardwright.ir.whole_files import cache_folder, whole_file
 from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest, model_program
 from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
+from shardwright.models.token_groups import ExpertsForm
 from shardwright.models.value_types import CacheFormat
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
@@ -57,8 +58,8 @@ SHIPPED: Final = Path(__file__).parent / "compiled.zip"
 @dataclass(frozen=True)
 class Deployment:
     """A model on a mesh: its layout, over what attention is split, and the number formats of its weights and, where it
-    is quantized, of its cache. Older systems computed attention `decomposed` into products and a softmax, with the
-    scores in memory."""
+    is quantized, of its cache, and how tokens meet `experts` if it has any. Older systems computed attention
+    `decomposed` into products and a softmax, with the scores in memory."""
 
     model: Model
     mesh: Mesh
@@ -67,6 +68,7 @@ class Deployment:
     weights: Weights = "bf16"
     decomposed: bool = False
     cache_format: CacheFormat | None = None
+    experts: ExpertsForm = "routed"
 
 
 @dataclass(frozen=True)
@@ -159,13 +161,15 @@ def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -
     length = 1 if phase == "decode" else _PROMPT
     request = ProgramRequest(
         deployment.layout, mesh, batch, length, DType.BF16, deployment.attention, CONTEXT, None, (phase,),
-        decomposed=deployment.decomposed, cache_format=deployment.cache_format,
+        decomposed=deployment.decomposed, cache_format=deployment.cache_format, experts=deployment.experts,
     )  # fmt: skip
     passes = ",".join(filter(None, ("fuse-parallel-block" if packed else "", FORMATS[deployment.weights]))) or "cleanup"
     shape = "x".join(str(size) for size in mesh.values())
     named = [model.architecture, phase, deployment.layout, deployment.attention, deployment.weights, shape, f"b{batch}"]
     if deployment.cache_format is not None:
         named.append(f"cache-{deployment.cache_format}")
+    if model.feedforward.experts is not None:
+        named.append(deployment.experts)
     if not packed:
         named.append("apart")
     return WantedProgram(model_program(model, request)[0], passes, "-".join(named))

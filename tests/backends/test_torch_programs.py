@@ -107,3 +107,17 @@ def test_what_was_read_of_state_stays_when_it_is_set(dtype: str, operation: str)
     given = {"new": np.asarray([1, 2, 3, 4]).astype(held), "k": np.asarray([5, 6, 7, 8]).astype(held)}
     (found,) = computed(of, of.func("f"), given)
     assert found.double().tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize(("x", "expert"), [("BLE", "BLA"), ("ALBE", "LBA"), ("E", ""), ("BLE", "A")])
+def test_grouped_products(dtype: str, x: str, expert: str) -> None:
+    """Also of indices that are out of range, and with the result in another order and in f32."""
+    rows = "".join(dict.fromkeys(x.replace("E", "") + expert))
+    of = program(
+        f"dim B=3 L=4 A=2 X=5 E=16 F=8 G=2\nfunc f(x: {dtype} {x}, w: {dtype} EXFG, expert: int32 {expert}) ->"
+        f" ({dtype} {rows}FG, f32 GF{rows[::-1]}) {{\n  y = grouped[X, E](x, w, expert + 1)\n"
+        f"  z: f32 GF{rows[::-1]} = grouped[X, E](x, w, expert)\n  return y, z\n}}\n"
+    )
+    for kind, wanted, found in run(of, "f", 0):
+        assert np.abs(found - wanted).max() <= TOLERANCES[kind] * np.abs(wanted).max()

@@ -317,3 +317,26 @@ def test_a_row_of_zeros_stays_zeros() -> None:
 def test_options_that_do_not_go_together(options: str, said: str) -> None:
     with pytest.raises(DiagnosticError, match=said):
         run_passes(program(FEEDFORWARD), parse_pipeline(f"quantize-weights{options}"))
+
+
+EXPERTS = """
+mesh x=2
+dim B=8 L=4 A=2 X=4 E=128 F=256
+weights { w: XEF_x }
+func f(x: BLE, expert: int32 BLA) -> BLAF_x {
+  return grouped[X, E](x, w, expert)
+}
+"""
+
+
+@pytest.mark.parametrize("stored", [QuantizeWeights(), QuantizeWeights(4, 32), *PRODUCTS.values()], ids=str)
+def test_experts(stored: QuantizeWeights) -> None:
+    """A scale for each output channel of each expert, which rows look up; products of 8 bits are not grouped."""
+    before = program(EXPERTS)
+    after = run_passes(before, [stored])
+    text = printed(after)
+    assert ("lookup[X](w_scale, expert)" in text) == (stored.bits == 8)
+    assert ("w_scale: f32 XF_x" in text) == (stored.bits == 8)
+    by_bytes(after)
+    error = largest_error(before, after, partial(quantize, stored.quantization(before)))
+    assert 0 < error < (0.15 if stored.bits == 4 else 0.05 if stored.floats else 0.01)

@@ -50,8 +50,8 @@ def _grouped(operation: ops.Grouped, call: TensorCall) -> Tensor:
     wide = call.result.dtype is DType.F32 and x.dtype is not DType.F32
     a, b = aligned(x, (*rows, *operation.dims)), aligned(w, (operation.dim, *operation.dims, *columns))
     a, b = (a.float(), b.float()) if wide else (a, b)
-    a = a.expand(*extents[: len(rows)], *(x.size(name) for name in operation.dims)).reshape(n_rows, summed)
-    chosen = aligned(NamedTensor(index, expert.names, expert.dtype), rows).expand(*extents[: len(rows)])
+    a = a.expand([*extents[: len(rows)], *(x.size(name) for name in operation.dims)]).reshape(n_rows, summed)
+    chosen = aligned(NamedTensor(index, expert.names, expert.dtype), rows).expand(extents[: len(rows)])
     b = b.reshape(w.size(operation.dim), summed, n_columns)
     made = call.functions.grouped(a, b, chosen.reshape(n_rows)).reshape(extents)
     return aligned(NamedTensor(made, (*rows, *columns), x.dtype), call.result.names)
