@@ -223,9 +223,9 @@ def test_the_page_and_its_program(
 
 
 def test_which_built_in_models_have_checkpoints(model: str) -> None:
-    """The Llamas alone: a mapping says where the weights of their checkpoints are."""
+    """The Llamas and DeepSeek-V3: a mapping says where the weights of their checkpoints are."""
     assert {name for name in built_in_names() if built_in(name).model.has_checkpoints} == {
-        name for name in built_in_names() if name.startswith("llama")
+        name for name in built_in_names() if name.startswith(("llama", "deepseek"))
     }
     assert model_of(model).model.modules == built_in("llama-3-8b").model.modules
 

@@ -204,7 +204,7 @@ class Layer:
 
     @property
     def magnitude(self) -> str:
-        """What multiplies the part of a query that turns, where that makes it longer."""
+        """The factor of the part of a query that turns, where turning makes it longer."""
         rotary = self.model.rotary
         longer = 1.0 if rotary is None else rotary.magnitude**2
         return "" if longer == 1.0 else f" * {number(longer)}"

@@ -78,7 +78,7 @@ class _Weights:
             yield self.vector("unembed_bias", "unembed", "bias", ("V",), layered=False)
 
     def layer(self) -> Iterator[Weight]:
-        """Those of one layer of the stack."""
+        """The weights of one layer of the stack."""
         model = self.model
         shared = model.parallel and model.shared_norm
         before, after = model.norms != "after", model.norms in ("after", "around")

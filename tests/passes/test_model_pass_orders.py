@@ -1,4 +1,4 @@
-"""Passes in many orders on blocks of imported models: a parallel multiquery one and a serial grouped one."""
+"""Passes in many orders on blocks of imported models: a parallel multiquery one, a serial grouped one, and experts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
-MODELS = {"falcon": {}, "llama-grouped": {"num_key_value_heads": 4}}
+MODELS = {"falcon": {}, "llama-grouped": {"num_key_value_heads": 4}, "mixtral": {"num_key_value_heads": 4}}
 CHANGES = (
     "fuse-parallel-block",
     "quantize-weights",
@@ -38,8 +38,9 @@ def model(name: str, layout: str = "ws2d") -> Program:
     """A model of one layer, decoding a token of each of four sequences."""
     config = config_of(name, num_hidden_layers=1, vocab_size=32, **MODELS[name])
     made = import_model(
-        config, layout, Mesh.of(x=2, y=2), 4, 1, DType.F32, attention="head", cache=16, phases=("decode",)
-    )
+        config, layout, Mesh.of(x=2, y=2), 4, 1, DType.F32, attention="head", cache=16, phases=("decode",),
+        experts="routed" if name == "mixtral" else "replicated",
+    )  # fmt: skip
     return program(made.unformatted)
 
 
@@ -99,6 +100,7 @@ def test_a_layout_that_gathers_is_packed_as_it_is() -> None:
         ("falcon", "weight-gather{axes=x},fuse-parallel-block,quantize-weights", "loop-collectives"),
         ("falcon", "fuse-parallel-block,attention-over-batch", "loop-collectives{ways=2,sites=gathers}"),
         ("llama-grouped", "attention-over-batch{axes=y},reduce-into{dim=batch}", "loop-collectives{axes=x}"),
+        ("mixtral", "weight-gather{axes=x},fuse-parallel-block,quantize-weights", "loop-collectives"),
     ],
 )
 def test_collectives_are_looped_last(name: str, passes: str, looped: str) -> None:
