@@ -308,8 +308,10 @@ def test_the_command_writes_either_form(
     words = ("import", folder, "--mesh", "x=2", "--layout", "ws2d", "--batch", "2", "--length", "6", "-o", program)
     assert shardwright(*words).status == 0
     assert "w_up: f32 NXEF_x" in program.read_text()
+    assert shardwright(*words, "--experts", "routed").status == 0
+    assert "grouped[X, E](b, w_up, expert)" in program.read_text()
     assert shardwright(*words, "--experts", "all-to-all", "--expert-capacity", "1").status == 0
     assert "w_up: f32 NX_xEF\n" in program.read_text()
-    refused = shardwright(*words, "--expert-capacity", "1")
+    refused = shardwright(*words, "--experts", "routed", "--expert-capacity", "1")
     assert refused.status == 2
     assert refused.err.endswith("error: --expert-capacity needs --experts all-to-all\n")
