@@ -297,7 +297,7 @@ def _check(folder: Path, files: Mapping[str, TensorFile], mapping: WeightMap) ->
 
 
 def _faults_of_scales(tensor: str, files: Mapping[str, TensorFile]) -> Iterator[str]:
-    """What is wrong with the scales of a tensor in 8-bit floats."""
+    """The faults of the scales of a tensor in 8-bit floats."""
     file, scales = files[tensor], files.get(tensor + block_scales.SUFFIX)
     if scales is None:
         yield f"tensor {tensor} in {file.path.name} is {file.dtype(tensor)}, and has no scales {block_scales.SUFFIX}"
