@@ -316,7 +316,7 @@ class _Body:
         return self.stages.of_state(concrete(self.scope.type_of(name))).without_dim(self.stages.own.name)
 
     def _seen(self, inner: Rewriter, name: str, slot: str) -> str:
-        """The part of a value that the layers see: of a layer's state the rows of the stage's micro-batch, any if it is idle."""
+        """The part of a value that layers see: of state the rows of the stage's micro-batch, any of an idle one."""
         count = self.stages.count
         if name not in self.stored or count not in self.known[name].dims:
             return name

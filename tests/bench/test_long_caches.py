@@ -15,7 +15,7 @@ CASES = [
     ("llama-3-405b", "h100", Mesh.of(x=2, y=8), 1 << 20, "NBT_xK_yD", "queries replicated, results by reduce_scatter"),
     ("llama-3-405b", "h100", Mesh.of(x=2, y=8), 1 << 17, "NBTK_yD", "no positions split"),
     # One latent vector for all heads: positions are all that there is to split but copies.
-    ("deepseek-v3-dense", "b200", Mesh.of(x=8), 1 << 20, "NBT_xD", "queries gathered, results by reduce_scatter"),
+    ("deepseek-v3-dense", "b200", Mesh.of(x=8), 1 << 20, "NBT_xD", "queries replicated, results by reduce_scatter"),
 ]
 
 

@@ -83,6 +83,13 @@ WIDE: dict[str, Any] = {
 }
 """Sizes that wide checkpoints have instead: every dimension of a weight holds groups of 64."""
 
+WIDE_LATENT = {
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 128),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 64),
+    "num_key_value_heads": WIDE["num_attention_heads"],
+}
+"""Those of latent attention beside them."""
+
 # Name of a checkpoint: its architecture, and what its config changes.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere-multiquery": ("Cohere", {"num_key_value_heads": 1}),
@@ -337,7 +344,10 @@ def make_checkpoint(name: str, folder: Path, dtype: str = "float32", shard: str 
     kind, own = CHECKPOINTS[name]
     torch.manual_seed(0)
     sizes = {**SIZES_OF.get(kind, SIZES), **own}
-    config = transformers_config(name, **({key: WIDE[key] for key in sizes if key in WIDE} if wide else {}))
+    widths = {**WIDE, **(WIDE_LATENT if "kv_lora_rank" in sizes else {})}
+    kept = {key for key, value in sizes.items() if value is None}
+    changes = {key: widths[key] for key in sizes if key in widths and key not in kept} if wide else {}
+    config = transformers_config(name, **changes)
     model = getattr(transformers, config.architectures[0])(config)
     spread = WIDE["hidden_size"] ** -0.5 if wide else 0.2
     with torch.no_grad():
