@@ -29,6 +29,9 @@ _SWEEPS = 40
 _DEAD_ENDS = 64
 """At most on the way to a first choice."""
 
+_AT_ONCE = 16
+"""Variables that are decided together on the way there."""
+
 _EXACT = 1e-12
 """The share of a sum of costs that its rounding may be."""
 
@@ -269,6 +272,8 @@ class _Search:
             if (sweep >= 2 and bound - before < 0.05 * gap) or self.ended():
                 break
         if self.best_cost >= FORBIDDEN / 2:
+            self.dive_by_many(problem)
+        if self.best_cost >= FORBIDDEN / 2:
             self.dive(problem)
         if self.nodes >= self.max_nodes or self.ended():
             return bound
@@ -281,6 +286,30 @@ class _Search:
             child = self.decided(problem, variable, pivot, keep_pivot, self.best_cost - bound)
             beneath.append(self.best_cost if child is None else self.explore(child))
         return max(bound, min(beneath))
+
+    def dive_by_many(self, problem: Remainder) -> None:
+        """Decides variables that have no factor in common together, the most ambiguous first, each at its least cost: a
+        first choice in a few rounds, where that leads to no dead end."""
+        while not self.ended():
+            self.limit.charge(problem.entries())
+            ambiguity = [self.ambiguity(problem, variable) for variable in range(len(problem.values))]
+            taken: set[int] = set()
+            keeps: dict[int, NDArray[np.bool_]] = {}
+            for variable in sorted(range(len(ambiguity)), key=lambda v: -ambiguity[v]):
+                around = {f for f, _ in problem.neighbours[variable]}
+                if len(keeps) == _AT_ONCE or not ambiguity[variable]:
+                    break
+                if not around & taken:
+                    taken |= around
+                    least = int(np.argmin(self.local_costs(problem, variable)))
+                    keeps[variable] = np.arange(len(problem.values[variable])) == least
+            if not keeps:
+                self.consider(problem, forward=True)
+                return
+            left = problem.restricted(keeps, FORBIDDEN / 2)
+            if left is None:
+                return
+            problem = left
 
     def dive(self, problem: Remainder) -> None:
         """Decides one variable after the other, each at its least cost, and rules out what does not go with it: a first
