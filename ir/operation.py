@@ -125,6 +125,8 @@ class Operation(metaclass=_Abstract):
         """The text between the square brackets."""
         return ()
 
+    is_product: ClassVar[bool] = False
+    """It multiplies matrices, and its kernel is named after it."""
     takes_f8: ClassVar[bool] = False
     """Operands may be 8-bit floats, which are kept, moved, chosen among and multiplied, and nothing else."""
 

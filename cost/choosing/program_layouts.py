@@ -32,7 +32,7 @@ from shardwright.cost.choosing.layout_problem import (
 )
 from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.operation import Arg, AxisRow, Number, Operation
-from shardwright.ir.ops import Attend, Contract, Grouped, Max, Merge, Rename, Split
+from shardwright.ir.ops import Attend, Max, Merge, Rename, Split
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, TensorType, ValueType
@@ -70,7 +70,7 @@ def repeated_work(
     elements = held(-1)
     if statement.operation.is_movement:
         return np.zeros_like(elements)
-    if isinstance(statement.operation, Contract | Grouped):
+    if statement.operation.is_product:
         left, right, result = nodes[0].shape, nodes[1].shape, nodes[-1].shape
         share = held(0) / left.elements
         share = share * held(1) / right.elements

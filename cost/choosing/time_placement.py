@@ -374,7 +374,7 @@ class TimeSolver(Solver):
     def drawn(self, draws: Draws, entry: StrategyTable) -> Floats:
         """The share of its matrices that a chip can expect to read in each row of a table."""
         slot = entry.operands[draws.slot]
-        return 1 - draws.left ** local_elements(self.coding, entry.codes[slot], entry.nodes[slot].shape)
+        return draws.share(local_elements(self.coding, entry.codes[slot], entry.nodes[slot].shape))
 
     def copied_s(self, nbytes: Floats, starts: int = 1) -> Floats:
         """Seconds of so many kernels that read and write so many bytes in all."""

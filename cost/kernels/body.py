@@ -177,7 +177,7 @@ class _Parted:
         if each.drawn is None:
             return nbytes
         indices = self.slot_type(statement, each.drawn.slot).local_elements(self.mesh)
-        return nbytes * (1 - each.drawn.left**indices)
+        return nbytes * each.drawn.share(indices)
 
     def slot_type(self, statement: Let, slot: int) -> TensorType:
         return self.types[statement.results[0].name if slot < 0 else str(statement.operands[slot])]

@@ -26,6 +26,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.ir.known_numbers import known_numbers
 from shardwright.ir.mesh import Mesh
@@ -33,7 +37,6 @@ from shardwright.ir.ops import (
     Alias,
     Attend,
     Concat,
-    Contract,
     Convert,
     Elementwise,
     Full,
@@ -70,10 +73,13 @@ class Draws:
     slot: int
     matrices: int
 
-    @property
-    def left(self) -> float:
-        """The share of the matrices that one index leaves; n of them can be expected to draw 1 - left^n."""
-        return 1 - 1 / self.matrices
+    @overload
+    def share(self, indices: float) -> float: ...
+    @overload
+    def share(self, indices: NDArray[np.float64]) -> NDArray[np.float64]: ...
+    def share(self, indices: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
+        """The share of the matrices that so many indices, each a number, can be expected to draw."""
+        return 1 - (1 - 1 / self.matrices) ** indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +244,7 @@ class Fusion:
     def _choose(self) -> None:
         ends: set[str] = set()
         for name, statement in reversed(self.lets.items()):
-            if isinstance(statement.operation, Contract | Grouped):
+            if statement.operation.is_product:
                 chain = self._epilogue(name, self.inline | ends)
                 if len(chain) > 1:
                     self.inline.update(chain[:-1])
@@ -289,7 +295,7 @@ class Fusion:
         return set(index) <= set(table)
 
     def _worth_recomputing(self, name: str) -> bool:
-        if not any(isinstance(reader.operation, Contract | Grouped) for reader in self.readers[name]):
+        if not any(reader.operation.is_product for reader in self.readers[name]):
             return True
         kind = self.types[name]
         leaves = dict(self._leaves(self.lets[name]))
@@ -468,4 +474,4 @@ class Fusion:
 
 def heavy_of(inlined: Sequence[Let], root: Let) -> Let:
     """The statement that a kernel is named after: its contraction if it has one, else its root."""
-    return next((s for s in reversed(inlined) if isinstance(s.operation, Contract | Grouped)), root)
+    return next((s for s in reversed(inlined) if s.operation.is_product), root)

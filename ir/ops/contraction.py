@@ -21,6 +21,7 @@ class Contract(Operation):
 
     keyword: ClassVar[str] = "@"
     arity: ClassVar[tuple[int, int]] = (2, 2)
+    is_product: ClassVar[bool] = True
     takes_f8: ClassVar[bool] = True
     dims: tuple[str, ...]
 

@@ -24,6 +24,7 @@ class Grouped(Operation):
 
     keyword: ClassVar[str] = "grouped"
     arity: ClassVar[tuple[int, int]] = (3, 3)
+    is_product: ClassVar[bool] = True
     dim: str
     dims: tuple[str, ...]
 

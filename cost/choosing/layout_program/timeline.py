@@ -14,7 +14,7 @@ from enum import Enum
 from shardwright.cost.choosing.kernel_shares import Structure
 from shardwright.cost.choosing.layout_problem import LayoutProblem, Location, UseKey, ValueNode
 from shardwright.cost.kernels.fusion import is_view, pointwise
-from shardwright.ir.ops import Contract, Grouped, Update
+from shardwright.ir.ops import Update
 from shardwright.ir.program import Func, Let, Loop, SetState, Statement
 from shardwright.ir.walk import operand_names
 
@@ -158,9 +158,9 @@ class _Walk:
                 self.kinds[node] = Bytes.ELSEWHERE
             else:
                 self.kinds[node] = Bytes.OWN if view or at in within else Bytes.WITHIN
-            if view or pointwise(statement) or isinstance(statement.operation, Contract | Grouped):
+            if view or pointwise(statement) or statement.operation.is_product:
                 self.shrinks.add(node)
-            if isinstance(statement.operation, Contract | Grouped):
+            if statement.operation.is_product:
                 self.contracts.add(node)
 
     def loop(self, statement: Loop, at: Location) -> None:
@@ -237,7 +237,7 @@ class _Walk:
                     lifetime = by_node[self.problem.defined[place, value.name]]
                     made.parting.append(lifetime)
                     shown.add(lifetime.node)
-        made.contracts = any(isinstance(other.operation, Contract | Grouped) for _, other in inlined)
+        made.contracts = any(other.operation.is_product for _, other in inlined)
         if pointwise(statement) and not made.contracts:
             for place, each in [(at, statement), *inlined]:
                 made.overwritable.extend(value for value, _ in self.reads(place, each, by_node))
