@@ -238,7 +238,7 @@ class _Body:
         self.stored = {name: name for name in self.stages.layered}
         """The state of layers, and that of which a value is a new version, with rows written where it lies."""
         self.own: dict[str, str] = {}
-        """What the layers see of these: the rows of the stage's micro-batch."""
+        """The rows of the stage's micro-batch in each of `stored`, which are all that the layers see."""
         for name in states_set(loop.body):
             kind = concrete(scope.type_of(name))
             lacks = self.stages.layers if name not in self.stages.layered else self.stages.options.batch

@@ -106,7 +106,7 @@ def constraints(func: Func, digits: Digits, *, parameters: bool = False) -> Iter
     makers: list[int | None] = []
     """For each of `lets` the one that makes what it reads first, by number."""
     given: list[Value | None] = []
-    """What it reads first where no statement makes it."""
+    """For each of `lets` the parameter or carried value that it reads first; None where a statement makes that."""
     latest: dict[str, int] = {}
     values = {value.name: value for value in func.params} if parameters else {}
     for statement, _ in func.walk():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SUFFIX = "_scale_inv"
-"""What follows the name of a tensor in that of its scales."""
+"""The scales of a tensor are called as it is, with this at the end."""
 
 FORMAT = "F8_E4M3"
 

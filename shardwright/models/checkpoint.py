@@ -161,7 +161,7 @@ def load_weights(folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DT
 
 
 _FORMATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""What numpy calls the formats of safetensors in which numbers stand as they are."""
+"""Formats of safetensors in which numbers stand as they are, with numpy's names of them."""
 
 _WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, block_scales.FORMAT: 1}
 

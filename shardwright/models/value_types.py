@@ -128,7 +128,7 @@ class ValueTypes:
         return self.text(DType.F32, [self.rows.dim, "V"], {"V": self.layout.split(Role.VOCAB, "V")})
 
     def queries(self, last: str = "D") -> str | None:
-        """As attention takes them, with this last dimension; None where it is left to the compiler.
+        """The type of queries for attention, with this last dimension; None where it is left to the compiler.
 
         An axis that splits the batch of the activations, and along which keys and values lie in copies, stays on the
         batch: over those copies nothing has to move.

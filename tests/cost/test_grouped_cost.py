@@ -125,7 +125,7 @@ def prefill(experts: ExpertsForm) -> int:
 
 
 def test_routed_experts_compute_a_share_of_the_work() -> None:
-    """Of 8 experts 2: the three products of all experts are those of the chosen ones times 4."""
+    """With 2 of 8 experts chosen, the three products of all are 4 times those of the chosen ones."""
     model = MIXTRAL.model
     routed = 3 * 2 * (2 * 64 * 2) * model.hidden * (model.feedforward.size // 2) * model.layers
     weighted = 2 * (2 * 64 * 2) * model.hidden * model.layers  # the sum of the chosen experts' results

@@ -88,7 +88,7 @@ WIDE_LATENT = {
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 64),
     "num_key_value_heads": WIDE["num_attention_heads"],
 }
-"""Those of latent attention beside them."""
+"""Sizes of latent attention in wide checkpoints."""
 
 # Name of a checkpoint: its architecture, and what its config changes.
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -219,7 +219,7 @@ def test_a_cache_that_wraps_around() -> None:
     ],
 )
 def test_what_is_written(old: str, new: str, batches: int) -> None:
-    """What is the same for all stages, another state, what is not kept, two rows one after the other."""
+    """Stages may read values without layers, read another state, drop results, and set two rows in turn."""
     text = LAYERS.replace("  mean: f32 NBE\n", "  mean: f32 NBE\n  was: f32 NBTE\n  t: f32 NTE\n").replace(old, new)
     assert largest_difference(program(text), staged(program(text), 2, batches), 2, batches, calls=2) < 1e-13
 

@@ -36,7 +36,7 @@ def _lookup(operation: ops.Lookup, call: TensorCall) -> Tensor:
 
 
 def _grouped(operation: ops.Grouped, call: TensorCall) -> Tensor:
-    """As a contraction of floats, of each row with the matrix that its index says."""
+    """Multiplies each row by the matrix that its index says, in f32 where the result is."""
     x, w, expert = call.tensor(0), call.tensor(1), call.tensor(2)
     index = expert.tensor
     if w.held is not None and w.held.kind.split(operation.dim):
