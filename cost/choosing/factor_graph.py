@@ -272,76 +272,63 @@ class _Search:
             if (sweep >= 2 and bound - before < 0.05 * gap) or self.ended():
                 break
         if self.best_cost >= FORBIDDEN / 2:
-            self.dive_by_many(problem)
-        if self.best_cost >= FORBIDDEN / 2:
             self.dive(problem)
         if self.nodes >= self.max_nodes or self.ended():
             return bound
-        variable = self.most_ambiguous(problem)
-        if variable is None:
+        pivot = self.pivots(problem, 1)
+        if not pivot:
             return bound
-        pivot = int(np.argmin(self.local_costs(problem, variable)))
         beneath: list[float] = []
-        for keep_pivot in (True, False):
-            child = self.decided(problem, variable, pivot, keep_pivot, self.best_cost - bound)
+        for keep in (True, False):
+            child = self.decided(problem, pivot, keep, self.best_cost - bound)
             beneath.append(self.best_cost if child is None else self.explore(child))
         return max(bound, min(beneath))
 
-    def dive_by_many(self, problem: Remainder) -> None:
-        """Decides variables that have no factor in common together, the most ambiguous first, each at its least cost: a
-        first choice in a few rounds, where that leads to no dead end."""
+    def dive(self, problem: Remainder) -> None:
+        """Decides several variables at a time, each at its least cost, and rules out what does not go with them: a
+        first choice, where messages decode to none that goes together. From a dead end it goes back to the last
+        decision, and takes fewer at a time, or of one variable anything else; so many times as `_DEAD_ENDS`."""
+        decisions: list[tuple[Remainder, dict[int, int]]] = []
+        dead_ends, width = 0, _AT_ONCE
         while not self.ended():
             self.limit.charge(problem.entries())
-            ambiguity = [self.ambiguity(problem, variable) for variable in range(len(problem.values))]
-            taken: set[int] = set()
-            keeps: dict[int, NDArray[np.bool_]] = {}
-            for variable in sorted(range(len(ambiguity)), key=lambda v: -ambiguity[v]):
-                around = {f for f, _ in problem.neighbours[variable]}
-                if len(keeps) == _AT_ONCE or not ambiguity[variable]:
-                    break
-                if not around & taken:
-                    taken |= around
-                    least = int(np.argmin(self.local_costs(problem, variable)))
-                    keeps[variable] = np.arange(len(problem.values[variable])) == least
-            if not keeps:
+            pivots = self.pivots(problem, width)
+            if not pivots:
                 self.consider(problem, forward=True)
                 return
-            left = problem.restricted(keeps, FORBIDDEN / 2)
-            if left is None:
-                return
-            problem = left
-
-    def dive(self, problem: Remainder) -> None:
-        """Decides one variable after the other, each at its least cost, and rules out what does not go with it: a first
-        choice, where messages decode to none that goes together. From a dead end it goes back to the last decision, so
-        many times as `_DEAD_ENDS`."""
-        decisions: list[tuple[Remainder, int, int]] = []
-        dead_ends = 0
-        while (variable := self.most_ambiguous(problem)) is not None and not self.ended():
-            self.limit.charge(problem.entries())
-            pivot = int(np.argmin(self.local_costs(problem, variable)))
-            decisions.append((problem, variable, pivot))
-            left = self.decided(problem, variable, pivot, True, FORBIDDEN / 2)
+            decisions.append((problem, pivots))
+            width = min(2 * width, _AT_ONCE)
+            left = self.decided(problem, pivots, True, FORBIDDEN / 2)
             while left is None:
                 dead_ends += 1
                 self.limit.charge(problem.entries())
                 if not decisions or dead_ends > _DEAD_ENDS:
                     return
-                left = self.decided(*decisions.pop(), False, FORBIDDEN / 2)
+                problem, pivots = decisions.pop()
+                width = max(1, len(pivots) // 4)
+                left = problem if len(pivots) > 1 else self.decided(problem, pivots, False, FORBIDDEN / 2)
             problem = left
-        self.consider(problem, forward=True)
+
+    def pivots(self, problem: Remainder, most: int) -> dict[int, int]:
+        """So many variables that have no factor in common, the most ambiguous first, with their choices of least cost;
+        none where none has a choice left."""
+        ambiguity = [self.ambiguity(problem, variable) for variable in range(len(problem.values))]
+        made: dict[int, int] = {}
+        taken: set[int] = set()
+        for variable in sorted(range(len(ambiguity)), key=lambda v: -ambiguity[v]):
+            around = {f for f, _ in problem.neighbours[variable]}
+            if len(made) == most or not ambiguity[variable]:
+                break
+            if not around & taken:
+                taken |= around
+                made[variable] = int(np.argmin(self.local_costs(problem, variable)))
+        return made
 
     @staticmethod
-    def decided(problem: Remainder, variable: int, pivot: int, keep_pivot: bool, slack: float) -> Remainder | None:
-        """The part that is left with a variable at its `pivot`, or at anything else; None where nothing is."""
-        keep = np.full(len(problem.values[variable]), not keep_pivot)
-        keep[pivot] = keep_pivot
-        return problem.restricted({variable: keep}, slack)
-
-    def most_ambiguous(self, problem: Remainder) -> int | None:
-        """The variable whose choice decides most; None where none has one left."""
-        variable = max(range(len(problem.values)), key=lambda v: self.ambiguity(problem, v))
-        return variable if self.ambiguity(problem, variable) > 0 else None
+    def decided(problem: Remainder, pivots: dict[int, int], keep: bool, slack: float) -> Remainder | None:
+        """The part that is left with variables at their `pivots`, or at anything else; None where nothing is."""
+        sizes = {variable: len(problem.values[variable]) for variable in pivots}
+        return problem.restricted({v: (np.arange(sizes[v]) == pivot) == keep for v, pivot in pivots.items()}, slack)
 
     def ended(self) -> bool:
         """Tells whether what was found so far has to do."""
