@@ -19,19 +19,26 @@ def restart(rows: SequenceRows) -> list[str]:
 
 
 def adopt(source: ValueTypes, target: ValueTypes) -> list[str]:
-    """Copies rows of the cache of `source`, and of its logits, to rows of that of `target`."""
+    """Copies a row of the cache of `source` to one of that of `target`, and rows of logits."""
     of, to = source.rows, target.rows
     copies = list(zip(target.state, source.state, strict=True))
+
+    def with_row(mine: str, theirs: str) -> str:
+        return f"update[{to.dim}]({mine}, lookup[{of.dim}]({theirs}, source), row)"
+
     return [
-        f"# Row `source` of prefill's cache and logits becomes row {to.dim} of decode's; where it is below 0 the row",
-        "# stays as it is.",
-        f"func adopt(source: int32 {to.dim}, logits: {source.last_logits}) -> {target.last_logits} {{",
-        "  stays = less(source, 0)",
+        "# Row `source` of prefill's cache becomes row `row` of decode's.",
+        f"func adopt(source: int32, row: int32) -> int32 {to.dim} {{",
         "  loop[N] {",
-        *(f"    set {mine} = where(stays, {mine}, lookup[{of.dim}]({theirs}, source))" for mine, theirs in copies),
+        *(f"    set {mine} = {with_row(mine, theirs)}" for mine, theirs in copies),
         "  }",
-        f"  set {to.position} = where(stays, {to.position}, lookup[{of.dim}]({of.position}, source))",
-        f"  adopted: {target.last_logits} = lookup[{of.dim}](logits, source)",
-        "  return adopted",
+        f"  now: int32 {to.dim} = {with_row(to.position, of.position)}",
+        f"  set {to.position} = now",
+        "  return now",
+        "}",
+        "",
+        "# The logits after the prompts, in the rows of decode that adopt them.",
+        f"func adopted_logits(source: int32 {to.dim}, logits: {source.last_logits}) -> {target.last_logits} {{",
+        f"  return lookup[{of.dim}](logits, source)",
         "}",
     ]

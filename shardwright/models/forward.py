@@ -69,8 +69,8 @@ def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout
     gives the log-probability of each target, the token after. `restart` sets how much of each row's cache is filled.
 
     With `prompts`, prefill and score work on rows B1 and a cache of their own, `k1`, `v1` and `pos1`, which restart
-    then is about, and `func adopt(source: int32 B, logits1: f32 B1V) -> f32 BV` copies row `source[b]` of that cache
-    to row b of decode's, and of the logits; where it is below 0 the row stays.
+    then is about. `func adopt(source: int32, row: int32) -> int32 B` copies row `source` of that cache to `row` of
+    decode's, and `func adopted_logits(source: int32 B, logits: f32 B1V) -> f32 BV` rows of the logits.
 
     Weights, residual stream, cache and logits have the types that the layout demands, activations and weights inside
     a layer where it gathers weights; others are left to the compiler. Scores and logits are f32, all else is `dtype`.

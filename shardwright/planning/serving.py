@@ -15,8 +15,6 @@ from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops.attention import Attend
-from shardwright.ir.ops.contraction import Contract
-from shardwright.ir.ops.grouped import Grouped
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import DType, TensorType
 from shardwright.models.built_in import BuiltIn
@@ -72,8 +70,8 @@ class ServingChoice:
     @property
     def round_s(self) -> float:
         """Seconds in which every row is filled once and gives all its tokens."""
-        fills = self.batch / self.prompts
-        return fills * (self.ttft_s + self.costs["adopt"].time_s) + self.demand.output * self.tpot_s
+        calls = calls_of_a_round(self.batch, self.prompts, self.demand.output)
+        return sum(count * self.costs[func].time_s for func, count in calls.items())
 
     @property
     def tokens_per_s(self) -> float:
@@ -95,7 +93,9 @@ class ServingChoice:
     def products(self, phase: str) -> Iterator[tuple[str, TensorType]]:
         """The results of a function's products and of attention, as they are computed."""
         for statement, _ in self.found.program.func(phase).walk():
-            if isinstance(statement, Let) and isinstance(statement.operation, Contract | Grouped | Attend):
+            if isinstance(statement, Let) and (
+                statement.operation.is_product or isinstance(statement.operation, Attend)
+            ):
                 value = statement.results[0]
                 if isinstance(value.type, TensorType):
                     yield value.name, value.type
@@ -166,6 +166,12 @@ def _network(topology: Topology, axes: Sequence[str]) -> str:
 
 def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def calls_of_a_round(batch: int, prompts: int, output: int) -> dict[str, float]:
+    """How often each function is called until every row of decode is filled once and has given all its tokens."""
+    fills = batch / prompts
+    return {"prefill": fills, "adopted_logits": fills, "adopt": float(batch), "decode": float(output)}
 
 
 def serving_program(

@@ -128,6 +128,18 @@ def test_a_file_at_fault(edit: Callable[[str], str], scores: bool, said: str, tm
     assert re.sub(r":\d+:\d+:", ":", found[: len(wanted)]) == re.sub(r":\d+:\d+:", ":", wanted)
 
 
+def test_a_file_whose_prefill_has_rows_of_its_own_adopts_them(tmp_path: Path) -> None:
+    text = import_model(KEYS, "ws2d", X2Y2, 2, 4, cache=16, prompts=1).text
+    path = tmp_path / "m.shard"
+    path.write_text(text)
+    made = [func.name for func in surface_program(KEYS, plan(str(path))).funcs]
+    assert made == ["prefill", "decode", "adopt", "adopted_logits", "restart", "greedy", "sample"]
+    path.write_text(text.replace("func adopt(source: int32, row: int32)", "func adopt(source: int32, row: int32 B)"))
+    path.write_text(path.read_text().replace(", source), row)", ", source), 0)"))
+    with pytest.raises(DiagnosticError, match=r"adopt is not func adopt\(source: int32, row: int32\) -> int32 B"):
+        surface_program(KEYS, plan(str(path)))
+
+
 def test_weights_are_stored_once(tmp_path: Path) -> None:
     path = write(tmp_path / "p.shard", "ws1d")
     with pytest.raises(DiagnosticError) as caught:

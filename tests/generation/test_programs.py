@@ -20,5 +20,6 @@ def test_every_variant_can_be_scored_and_adopted(name: str) -> None:
     }
     assert signatures["score"] == (["int32 B1L", "int32 B1", "int32 B1L"], ["f32 B1V_xy", "f32 B1L"])
     assert signatures["decode"] == (["int32 BL"], ["f32 BV_xy"])
-    assert signatures["adopt"] == (["int32 B", "f32 B1V_xy"], ["f32 BV_xy"])
-    assert list(signatures) == ["score", "decode", "restart", "adopt", "greedy", "sample", "logprob"]
+    assert signatures["adopt"] == (["int32", "int32"], ["int32 B"])
+    assert signatures["adopted_logits"] == (["int32 B", "f32 B1V_xy"], ["f32 BV_xy"])
+    assert list(signatures) == ["score", "decode", "restart", "adopt", "adopted_logits", "greedy", "sample", "logprob"]

@@ -43,7 +43,8 @@ class ToySession:
     def __post_init__(self) -> None:
         self.cache: list[list[int]] = [[] for _ in range(self.rows)]
         self.read = [[] for _ in range(self.own)] if self.own else self.cache
-        names = ["score" if self.scores else "prefill", "decode", "restart", *(["adopt"] if self.own else [])]
+        names = ["score" if self.scores else "prefill", "decode", "restart"]
+        names += ["adopt", "adopted_logits"] if self.own else []
         self.program = SimpleNamespace(funcs=[SimpleNamespace(name=name) for name in names], func=self._func)
 
     def _func(self, name: str) -> Any:
@@ -85,10 +86,11 @@ class ToySession:
                 del self.read[row][n:]
         return (kept,)
 
-    def adopt(self, source: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray]:
-        for row, of in enumerate(source):
-            if of >= 0:
-                self.cache[row] = [*self.read[of]]
+    def adopt(self, source: int, row: int) -> tuple[np.ndarray]:
+        self.cache[row] = [*self.read[source]]
+        return (np.array([len(tokens) for tokens in self.cache]),)
+
+    def adopted_logits(self, source: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray]:
         return (logits[source],)
 
     def greedy(self, logits: np.ndarray) -> tuple[np.ndarray]:

@@ -215,9 +215,11 @@ class _Run:
                 self.held[row] = _Held(given[row], read.logits, self.samples[given[row].index])
 
     def adopt(self, logits: Any, sources: Mapping[int, int]) -> Iterator[Completion]:
-        source = np.full(self.engine.rows, -1, np.int32)
-        source[list(sources)] = list(sources.values())
-        (adopted,) = self.session.run("adopt", {"source": source, "logits": logits})
+        source = np.zeros(self.engine.rows, np.int32)
+        for row, of in sources.items():
+            source[row] = of
+            self.session.run("adopt", {"source": np.int32(of), "row": np.int32(row)})
+        (adopted,) = self.session.run("adopted_logits", {"source": source, "logits": logits})
         yield from self.choose(adopted, list(sources))
 
     def read(self, prompts: Mapping[int, Prompt], start: int, stop: int | None = None) -> Iterator[_Read]:

@@ -162,21 +162,33 @@ class _Signature:
         return found == self.params and bool(results) and results[0] == self.result
 
 
+_LOGITS = (DType.F32, 2)
+
 SIGNATURES = {
     "prefill": _Signature(
         "func prefill(ids: int32 BL, length: int32 B) -> f32 BV",
         {"ids": (DType.INT32, 2), "length": (DType.INT32, 1)},
-        (DType.F32, 2),
+        _LOGITS,
     ),
     "score": _Signature(
         "func score(ids: int32 BL, length: int32 B, target: int32 BL) -> (f32 BV, f32 BL)",
         {"ids": (DType.INT32, 2), "length": (DType.INT32, 1), "target": (DType.INT32, 2)},
-        (DType.F32, 2),
+        _LOGITS,
     ),
     "decode": _Signature(
         "func decode[L=1](ids: int32 BL) -> f32 BV",
         {"ids": (DType.INT32, 2)},
-        (DType.F32, 2),
+        _LOGITS,
+    ),
+    "adopt": _Signature(
+        "func adopt(source: int32, row: int32) -> int32 B",
+        {"source": (DType.INT32, 0), "row": (DType.INT32, 0)},
+        (DType.INT32, 1),
+    ),
+    "adopted_logits": _Signature(
+        "func adopted_logits(source: int32 B, logits: f32 B1V) -> f32 BV",
+        {"source": (DType.INT32, 1), "logits": (DType.F32, 2)},
+        _LOGITS,
     ),
 }
 """The functions of a model that generation calls, as `models.forward` writes them."""
@@ -184,7 +196,9 @@ SIGNATURES = {
 
 def _check(program: Program, plan: GenerationPlan) -> None:
     funcs = {func.name: func for func in program.funcs}
-    for name in ("score" if plan.scores else "prefill", "decode"):
+    own = {value.name: value for value in program.state}
+    adopting = ("adopt", "adopted_logits") if PROMPTS.position in own else ()
+    for name in ("score" if plan.scores else "prefill", "decode", *adopting):
         wanted = SIGNATURES[name]
         if name not in funcs:
             message = f"generation calls {wanted.text}, and there is no {name} here"
@@ -192,9 +206,8 @@ def _check(program: Program, plan: GenerationPlan) -> None:
             raise fault("no-function", message, NOWHERE, way_out)
         if not wanted.fits(funcs[name]):
             raise fault("wrong-function", f"{name} is not {wanted.text}", funcs[name].span, _WAY_OUT)
-        if "V" not in funcs[name].results[0].names:
+        if wanted.result == _LOGITS and "V" not in funcs[name].results[0].names:
             raise fault("wrong-function", f"the logits of {name} have no dimension V", funcs[name].span, _WAY_OUT)
-    own = {value.name: value for value in program.state}
     position = own.get(SEQUENCES.position)
     if position is None or position.type.dtype is not DType.INT32 or len(position.type.dims) != 1:
         span = NOWHERE if position is None else position.span
