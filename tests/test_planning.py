@@ -68,7 +68,8 @@ def test_times_and_memory_are_those_of_the_program(made: ServingPlan) -> None:
     sizes = {dim.name: dim.size for dim in program.dims}
     assert (sizes["B"], sizes["B1"], sizes["L"], sizes["T"]) == (best.batch, best.prompts, 256, 320)
     fills = best.batch / best.prompts
-    seconds = fills * (best.ttft_s + priced["adopt"].time_s) + 64 * best.tpot_s
+    seconds = fills * (best.ttft_s + priced["adopted_logits"].time_s) + 64 * best.tpot_s
+    seconds += best.batch * priced["adopt"].time_s
     assert best.tokens_per_s == pytest.approx(best.batch * 64 / seconds)
 
 
@@ -129,18 +130,28 @@ def test_a_model_that_is_too_large(model: str) -> None:
 
 
 def test_without_time_it_keeps_to_what_a_plan_needs(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each phase alone, both together, and one more mesh to compare with; each search as short as there are."""
+    """Each phase alone, and both together; each search as short as there are."""
     asked: list[float] = []
 
-    def counted(program: Program, objective: Objective, seconds: float) -> SearchResult:
+    def counted(program: Program, objective: Objective, seconds: float, known: SearchResult | None) -> SearchResult:
         asked.append(seconds)
-        return search(program, objective, seconds)
+        return search(program, objective, seconds, known=known)
 
     monkeypatch.setattr("shardwright.planning.planner.search", counted)
     hurried = plan(model, small(gigabytes=8), 8, 256, 64, seconds=0)
-    assert len(asked) <= 5
+    assert len(asked) == 4
     assert max(asked) <= 0.5
     assert hurried.best.found.peak <= 8e9
+
+
+def test_without_time_weights_are_stored_as_decode_alone_has_them(model: str) -> None:
+    chip, hurried = small(gigabytes=8), plan(model, small(gigabytes=8), 8, 256, 64, batch=128, seconds=0)
+    demand = hurried.best.demand
+    alone = search(serving_program(demand, hurried.best.mesh, 128, phase="decode"), Objective.on(chip))
+    stored = {value.name: value.type for value in hurried.best.found.program.weights}
+    assert stored == {value.name: value.type for value in alone.program.weights}
+    longer = plan(model, chip, 8, 256, 64, batch=128, seconds=20)
+    assert longer.best.tokens_per_s >= hurried.best.tokens_per_s
 
 
 def test_a_chip_by_name(made: ServingPlan, model: str) -> None:

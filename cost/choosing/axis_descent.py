@@ -192,8 +192,8 @@ class Descent:
                 return
 
     def enough(self) -> bool:
-        """Tells whether what was found has to do; before anything was found no time is too long."""
-        return self.solution is not None and self.solver.ended()
+        """Tells whether what was found has to do; before anything was found no time is too long, if it is needed."""
+        return (self.solution is not None or not self.solver.effort.needed) and self.solver.ended()
 
     def step(self, within: Within, limit: WorkLimit | None = None) -> bool:
         """Takes the best choices of a part of the problem, where they are better. Raises an `OutOfWorkError` where its

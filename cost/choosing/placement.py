@@ -83,12 +83,14 @@ class LayoutSolution:
 class Effort:
     """How much choosing may do: `limit` bounds the work of a proof, `end` the time, in seconds of the monotonic clock.
     Without `proof` what a few axes at a time find has to do, with those in two groups first where it is to be
-    `thorough`. `start` is a choice to begin with, if there is one."""
+    `thorough`. Where it is `needed` a first choice may take longer than to the `end`. `start` is a choice to begin
+    with, if there is one."""
 
     limit: WorkLimit = field(default_factory=WorkLimit)
     end: float = math.inf
     proof: bool = True
     thorough: bool = False
+    needed: bool = True
     start: LayoutSolution | None = None
 
 

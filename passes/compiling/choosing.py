@@ -47,15 +47,20 @@ _DETAIL = 0.01
 
 
 def search(
-    program: Program, objective: Objective, seconds: float = 60.0, options: PlacementOptions | None = None
+    program: Program,
+    objective: Objective,
+    seconds: float = 60.0,
+    options: PlacementOptions | None = None,
+    known: SearchResult | None = None,
 ) -> SearchResult:
     """Fills a surface program's holes. Raises a `DiagnosticError` where demands cannot be met, or nothing fits.
 
-    After `seconds` no further prices are tried, and what was found so far is returned with the bound so far.
+    After `seconds` no further prices are tried, and what was found so far is returned with the bound so far: a first
+    choice may take longer, save where one that fits is `known`, which is returned where nothing better is found.
     """
     filled = memories_chosen(program, objective, seconds)
     copies = (Offload(),) if off_device(filled) else ()
-    found = choose(run_passes(filled, (*copies, Decompose(), Cleanup())), objective, seconds, options)
+    found = choose(run_passes(filled, (*copies, Decompose(), Cleanup())), objective, seconds, options, known)
     if filled is program or not copies:
         return found
     # Of all ways to fill memories: what layouts take that need no copies, and the copies that there must be.
@@ -67,16 +72,27 @@ def search(
 
 
 def choose(
-    program: Program, objective: Objective, seconds: float = 60.0, options: PlacementOptions | None = None
+    program: Program,
+    objective: Objective,
+    seconds: float = 60.0,
+    options: PlacementOptions | None = None,
+    known: SearchResult | None = None,
 ) -> SearchResult:
     """The layouts of a program after `decompose`, as all commands choose them. Raises as `search`."""
-    return _Chooser(program, objective, seconds, options).run()
+    return _Chooser(program, objective, seconds, options, known).run()
 
 
 class _Chooser:
     def __init__(
-        self, program: Program, objective: Objective, seconds: float, options: PlacementOptions | None
+        self,
+        program: Program,
+        objective: Objective,
+        seconds: float,
+        options: PlacementOptions | None,
+        given: SearchResult | None,
     ) -> None:
+        self.given = [] if given is None else [given]
+        """Layouts that fit, of other layout problems than those found here."""
         self.began = time.monotonic()
         self.end = self.began + seconds
         self.objective = objective
@@ -170,14 +186,16 @@ class _Chooser:
         return min((found.objective_s for found in self.fitting()), default=math.inf) * NANOSECONDS
 
     def fitting(self) -> list[SearchResult]:
-        return [found for found in self.found if found.fits]
+        return [found for found in (*self.found, *self.given) if found.fits]
 
     def attempt(self, prices: MemoryPrices, *, thorough: bool = False) -> SearchResult:
         """The choice that takes little time at these prices, as a few axes at a time find it."""
         known = repr((prices, thorough))
         if known not in self.known:
             self.tried.append(prices)
-            self.known[known] = self.priced(prices, Effort(end=self.end, proof=False, thorough=thorough))
+            self.known[known] = self.priced(
+                prices, Effort(end=self.end, proof=False, thorough=thorough, needed=not self.given)
+            )
         return self.known[known]
 
     def priced(self, prices: MemoryPrices, effort: Effort) -> SearchResult:

@@ -20,7 +20,15 @@ from shardwright.ir.program import Program
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult
-from shardwright.planning.serving import ServingChoice, ServingDemand, ServingPlan, counted, limit, serving_program
+from shardwright.planning.serving import (
+    ServingChoice,
+    ServingDemand,
+    ServingPlan,
+    calls_of_a_round,
+    counted,
+    limit,
+    serving_program,
+)
 from shardwright.prediction.fitting import n_chips_of, weight_bytes
 from shardwright.prediction.models import longest_context, model_of, torus_mesh
 from shardwright.prediction.programs import Weights
@@ -35,6 +43,9 @@ _MOST_MESHES = 4
 
 _LEAST_SECONDS = 0.5
 """For one search, however little is left: it has layouts then, and no proof."""
+
+_MOST_TOKENS = 1 << 15
+"""Of a prefill, unless one prompt has more: all products are bound by their arithmetic long before."""
 
 _NO_LAYOUTS = ("does-not-fit", "no-placement", "out-of-time")
 
@@ -86,7 +97,11 @@ _Key = tuple[Mesh, int, int]
 @dataclass
 class _Planner:
     """Looks for the best way to serve: how many rows by each phase alone, then layouts for both together. `known` has
-    what was found for a mesh, rows of decode and of prefill, `alone` what was found for a phase and its rows."""
+    what was found for a mesh, rows of decode and of prefill, `alone` what was found for a phase and its rows.
+
+    Where the time is over, or nothing fits, weights lie for both as decode alone has them: each phase then is a search
+    by itself.
+    """
 
     demand: ServingDemand
     meshes: Sequence[Mesh]
@@ -94,8 +109,8 @@ class _Planner:
     known: dict[_Key, ServingChoice | DiagnosticError] = field(
         default_factory=dict["_Key", "ServingChoice | DiagnosticError"]
     )
-    alone: dict[tuple[str, int], Cost | DiagnosticError] = field(
-        default_factory=dict[tuple[str, int], "Cost | DiagnosticError"]
+    alone: dict[tuple[str, int], SearchResult | DiagnosticError] = field(
+        default_factory=dict[tuple[str, int], "SearchResult | DiagnosticError"]
     )
     began: float = field(default_factory=time.monotonic)
 
@@ -104,8 +119,8 @@ class _Planner:
         fewer, more = max(1, first.prompts // 2), 2 * first.prompts
         nearby = [(mesh, first.batch, first.prompts) for mesh in self.meshes[1:]]
         nearby = nearby or [(first.mesh, first.batch, prompts) for prompts in (fewer, more)]
-        for number, key in enumerate(nearby):
-            if number and self._left() <= 0:
+        for key in nearby:
+            if self._left() <= 0:
                 break
             best = max(best, self.at(*key) or best, key=_worth)
         best = self._settled(best)
@@ -146,7 +161,7 @@ class _Planner:
             more = best + best // part if part == 1 else best + first // part
             while (
                 more > best
-                and self._left() > 0
+                and self._left() > self.seconds / 2  # the rest is for both phases together
                 and self._lacking("decode", more) is None
                 and self._pace(more) > _GAIN * self._pace(best)
             ):
@@ -174,9 +189,12 @@ class _Planner:
         )
 
     def _prompts(self, batch: int) -> int:
-        """The rows of prefill: as many as are done in the time that is asked for, at most a quarter of all."""
+        """The rows of prefill: as many as are done in the time that is asked for, at most a quarter of all, and of so
+        many tokens as `_MOST_TOKENS`."""
         first, most = self._cost("prefill", 1).time_s, self.demand.ttft_s
         rows = max(1, math.gcd(batch, 1 << 20) // 4)
+        while rows > 1 and rows * self.demand.prompt > _MOST_TOKENS:
+            rows //= 2
         if most is not None and first:
             rows = min(rows, 1 << max(0, int(2 * most / first).bit_length() - 1))
         while self._lacking("prefill", rows) is not None:
@@ -198,20 +216,19 @@ class _Planner:
 
     def _costs(self, phase: str, rows: int) -> dict[str, Cost] | DiagnosticError:
         found = self._alone(phase, rows)
-        return found if isinstance(found, DiagnosticError) else {phase: found}
+        return found if isinstance(found, DiagnosticError) else {phase: found.costs[0]}
 
     def _cost(self, phase: str, rows: int) -> Cost:
         found = self._alone(phase, rows)
         assert not isinstance(found, DiagnosticError)
-        return found
+        return found.costs[0]
 
-    def _alone(self, phase: str, rows: int) -> Cost | DiagnosticError:
-        """The time that a phase takes with weights stored for it alone; where no layouts are found, why."""
+    def _alone(self, phase: str, rows: int) -> SearchResult | DiagnosticError:
+        """The layouts of a phase with weights stored for it alone; where none are found, why."""
         key = phase, rows
         if key not in self.alone:
             program = serving_program(self.demand, self.meshes[0], rows, phase=phase)
-            found = self._found(program, {}, self._share(10))
-            self.alone[key] = found if isinstance(found, DiagnosticError) else found.costs[0]
+            self.alone[key] = self._found(program, {}, self._share(10))
         return self.alone[key]
 
     # ------------------------------------------------------------ both together
@@ -230,28 +247,53 @@ class _Planner:
         return made, "memory" if isinstance(made, DiagnosticError) else made.lacking()
 
     def _searched(self, mesh: Mesh, batch: int, prompts: int, seconds: float) -> ServingChoice | DiagnosticError:
+        """The best found for so many rows, on this mesh or else on the first one."""
         demand = self.demand
         program = serving_program(demand, mesh, batch, prompts)
-        fills = batch / prompts
-        calls = {"prefill": fills, "adopt": fills, "decode": float(demand.output)}
+        calls = calls_of_a_round(batch, prompts, demand.output)
         counted = calls
         while True:
-            found = self._found(program, counted, seconds)
+            if mesh == self.meshes[0]:
+                known = self._found(self._stored_for_decode(program, batch), counted, seconds)
+            else:
+                known = self._on_first_mesh(batch, prompts, counted)
+            found = known
+            if not isinstance(known, SearchResult) or self._left() > 0:
+                found = self._found(program, counted, seconds, known if isinstance(known, SearchResult) else None)
             if isinstance(found, DiagnosticError):
                 return found
             # What is told is of the calls that there are, whatever they counted for.
-            made = ServingChoice(
-                demand, mesh, batch, prompts, replace(found, objective=replace(found.objective, calls=calls))
-            )
+            found = replace(found, objective=replace(found.objective, calls=calls))
+            made = ServingChoice(demand, found.placed.mesh, batch, prompts, found)
             phase = {"ttft": "prefill", "tpot": "decode"}.get(made.lacking() or "")
             if phase is None or counted is not calls:
                 return made
             counted = calls | {phase: _EMPHASIS * calls[phase]}
 
-    def _found(self, program: Program, calls: dict[str, float], seconds: float) -> SearchResult | DiagnosticError:
+    def _on_first_mesh(self, batch: int, prompts: int, calls: dict[str, float]) -> SearchResult | None:
+        known = self.known.get((self.meshes[0], batch, prompts))
+        if not isinstance(known, ServingChoice):
+            return None
+        return replace(known.found, objective=replace(known.found.objective, calls=calls))
+
+    def _stored_for_decode(self, program: Program, batch: int) -> Program:
+        """The program whose weights lie as the layouts of decode alone have them, of rows nearest to so many."""
+        alone = {rows: made for (phase, rows), made in self.alone.items() if phase == "decode"}
+        found = {rows: made.program for rows, made in alone.items() if isinstance(made, SearchResult)}
+        if not found:
+            return program
+        stored = found[min(found, key=lambda rows: abs(rows - batch))].globals
+        weights = (
+            replace(value, type=replace(stored[value.name].type, dtype=value.type.dtype)) for value in program.weights
+        )
+        return replace(program, weights=tuple(weights))
+
+    def _found(
+        self, program: Program, calls: dict[str, float], seconds: float, known: SearchResult | None = None
+    ) -> SearchResult | DiagnosticError:
         chip = self.demand.chip
         try:
-            return search(program, Objective(chip, chip.constants, calls), seconds)
+            return search(program, Objective(chip, chip.constants, calls), seconds, known=known)
         except DiagnosticError as error:
             if error.diagnostics[0].code not in _NO_LAYOUTS:
                 raise
@@ -287,7 +329,8 @@ class _Planner:
 
     def _next(self, best: ServingChoice) -> ServingChoice | None:
         """The best of another mesh; where there is none, of other batches."""
-        others = [one for key in self.known if (one := self.at(*key)) is not None and one is not best]
+        found = [one for key in self.known if (one := self.at(*key)) is not None and one.mesh == key[0]]
+        others = [one for one in found if one is not best]
         elsewhere = [one for one in others if one.mesh != best.mesh]
         return max(elsewhere or others, key=_worth, default=None)
 
