@@ -130,7 +130,7 @@ def test_a_model_that_is_too_large(model: str) -> None:
 
 
 def test_without_time_it_keeps_to_what_a_plan_needs(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each phase alone, and both together; each search as short as there are."""
+    """Each phase alone, both together, and one that is the next best; each search as short as there are."""
     asked: list[float] = []
 
     def counted(program: Program, objective: Objective, seconds: float, known: SearchResult | None) -> SearchResult:
@@ -139,7 +139,8 @@ def test_without_time_it_keeps_to_what_a_plan_needs(model: str, monkeypatch: pyt
 
     monkeypatch.setattr("shardwright.planning.planner.search", counted)
     hurried = plan(model, small(gigabytes=8), 8, 256, 64, seconds=0)
-    assert len(asked) == 4
+    assert len(asked) == 5
+    assert hurried.next_best is not None
     assert max(asked) <= 0.5
     assert hurried.best.found.peak <= 8e9
 

@@ -116,13 +116,12 @@ class _Planner:
 
     def plan(self) -> ServingPlan:
         best = first = self._first(self.meshes[0])
-        fewer, more = max(1, first.prompts // 2), 2 * first.prompts
-        nearby = [(mesh, first.batch, first.prompts) for mesh in self.meshes[1:]]
-        nearby = nearby or [(first.mesh, first.batch, prompts) for prompts in (fewer, more)]
-        for key in nearby:
-            if self._left() <= 0:
-                break
-            best = max(best, self.at(*key) or best, key=_worth)
+        elsewhere = [(mesh, first.batch, first.prompts) for mesh in self.meshes[1:]]
+        nearby = [(first.mesh, first.batch, prompts) for prompts in (max(1, first.prompts // 2), 2 * first.prompts)]
+        for key in (*elsewhere, *nearby):
+            timely = self._left() > 0 and (key in elsewhere or not elsewhere)
+            if timely or (key in nearby and self._next(best) is None):
+                best = max(best, self.at(*key) or best, key=_worth)
         best = self._settled(best)
         return ServingPlan(best, self._binding(best), self._next(best))
 
@@ -257,9 +256,8 @@ class _Planner:
                 known = self._found(self._stored_for_decode(program, batch), counted, seconds)
             else:
                 known = self._on_first_mesh(batch, prompts, counted)
-            found = known
-            if not isinstance(known, SearchResult) or self._left() > 0:
-                found = self._found(program, counted, seconds, known if isinstance(known, SearchResult) else None)
+            given = known if isinstance(known, SearchResult) else None
+            found = given if given and self._left() <= 0 else self._found(program, counted, seconds, given)
             if isinstance(found, DiagnosticError):
                 return found
             # What is told is of the calls that there are, whatever they counted for.
