@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, cast
+from typing import cast
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models import modules
 from shardwright.models.block_scales import check_quantization
 from shardwright.models.config import Config, shown
 from shardwright.models.description import (
-    AttentionSpec,
-    Experts,
     Feedforward,
-    Latent,
     LearnedPositions,
     Model,
     Norm,
     RotarySpec,
 )
-from shardwright.models.pieces import activation, even_attention, grouped_attention, rotary, yarn_scale
+from shardwright.models.families import deepseek_like, gemma_with_windows, gpt2_like, llama_like
+from shardwright.models.pieces import (
+    activation,
+    even_attention,
+    grouped_attention,
+    in_groups,
+    layernorm,
+    rotary,
+    routed_experts,
+    with_qwens_window,
+)
 
 
 def cohere(config: Config) -> Model:
@@ -28,7 +35,7 @@ def cohere(config: Config) -> Model:
     norm = Norm("layernorm", config.number("layer_norm_eps", 1e-5))
     attention = grouped_attention(config, head_norm=norm if config.flag("use_qk_norm", False) else None)
     return replace(
-        _llama_like(config, "CohereForCausalLM", norm, tied=True),
+        llama_like(config, "CohereForCausalLM", norm, tied=True),
         positions=rotary(config, "gptj", attention.head_dim, 500000.0),
         attention=attention,
         parallel=True,
@@ -43,25 +50,25 @@ def deepseek_v2(config: Config) -> Model:
         raise fault(
             "unsupported-config", f"topk_method {shown(method)} is not known; greedy and group_limited_greedy are"
         )
-    experts = _experts(config, "n_routed_experts", 64, 6, normed=False)
+    experts = routed_experts(config, "n_routed_experts", 64, 6, normed=False)
     if method != "greedy":
-        experts = _in_groups(config, experts, config.whole("n_group"), config.whole("topk_group"))
+        experts = in_groups(config, experts, config.whole("n_group"), config.whole("topk_group"))
     experts = replace(experts, factor=config.number("routed_scaling_factor", 1.0))
-    return _deepseek(config, "DeepseekV2ForCausalLM", experts, size=1407, shared=2, opening=0)
+    return deepseek_like(config, "DeepseekV2ForCausalLM", experts, size=1407, shared=2, opening=0)
 
 
 def deepseek_v3(config: Config) -> Model:
     """DeepSeek-V3: V2 with chances of each expert by itself and a bias for the choice (DeepSeek-AI 2024)."""
-    experts = _experts(config, "n_routed_experts", 256, 8, normed=config.flag("norm_topk_prob", True))
+    experts = routed_experts(config, "n_routed_experts", 256, 8, normed=config.flag("norm_topk_prob", True))
     experts = replace(experts, probability="sigmoid", bias=True, factor=config.number("routed_scaling_factor", 2.5))
-    experts = replace(_in_groups(config, experts, 8, 4), best=2)
+    experts = replace(in_groups(config, experts, 8, 4), best=2)
     style = "gptj" if config.flag("rope_interleave", True) else "neox"
-    return _deepseek(config, "DeepseekV3ForCausalLM", experts, size=2048, shared=1, opening=3, style=style)
+    return deepseek_like(config, "DeepseekV3ForCausalLM", experts, size=2048, shared=1, opening=3, style=style)
 
 
 def falcon(config: Config) -> Model:
     """Falcon: multiquery or grouped attention out of one fused tensor, parallel blocks (Almazrouei et al. 2023)."""
-    _refuse(config, "alibi", "position biases (ALiBi) are")
+    config.refuse("alibi", "position biases (ALiBi) are")
     grouped, parallel = config.flag("new_decoder_architecture", False), config.flag("parallel_attn", True)
     heads, multiquery = config.whole("num_attention_heads"), config.flag("multi_query", True)
     norms = config.whole("num_ln_in_parallel_attn", 2 if grouped else 1)
@@ -81,7 +88,7 @@ def falcon(config: Config) -> Model:
         vocab=config.whole("vocab_size"),
         hidden=hidden,
         layers=config.whole("num_hidden_layers"),
-        norm=_layernorm(config, "layer_norm_epsilon"),
+        norm=layernorm(config, "layer_norm_epsilon"),
         positions=rotary(config, "neox", attention.head_dim),
         attention=attention,
         feedforward=Feedforward(size, activation(config, "gelu", "activation"), gated=False, bias=bias),
@@ -96,8 +103,8 @@ def falcon(config: Config) -> Model:
 
 def gemma(config: Config) -> Model:
     """Gemma: embeddings scaled by the root of E, RMS norms scaled by 1 + their weight, gated GELU (Mesnard et al.)."""
-    _refuse(config, "use_bidirectional_attention", "attention to later positions is")
-    model = _llama_like(
+    config.refuse("use_bidirectional_attention", "attention to later positions is")
+    model = llama_like(
         config,
         "GemmaForCausalLM",
         Norm("rmsnorm", config.number("rms_norm_eps", 1e-6), scale="one-plus"),
@@ -114,19 +121,19 @@ def gemma(config: Config) -> Model:
 
 def gemma2(config: Config) -> Model:
     """Gemma 2: norms around each branch, soft caps, a window in every other layer (Rivière et al. 2024)."""
-    model = _gemma_with_windows(config, "Gemma2ForCausalLM", 2)
-    softcap = _absent_or_number(config, "attn_logit_softcapping", 50.0)
+    model = gemma_with_windows(config, "Gemma2ForCausalLM", 2)
+    softcap = config.number_or_zero("attn_logit_softcapping", 50.0)
     return replace(
         model,
         attention=replace(model.attention, softcap=softcap),
-        logit_softcap=_absent_or_number(config, "final_logit_softcapping", 30.0),
+        logit_softcap=config.number_or_zero("final_logit_softcapping", 30.0),
     )
 
 
 def gemma3(config: Config) -> Model:
     """Gemma 3: Gemma 2 with norms of queries and keys for soft caps, and in five of six layers a window and a rotary
     embedding of their own (Kamath et al. 2025)."""
-    model = _gemma_with_windows(config, "Gemma3ForCausalLM", config.whole("sliding_window_pattern", 6))
+    model = gemma_with_windows(config, "Gemma3ForCausalLM", config.whole("sliding_window_pattern", 6))
     attention = replace(model.attention, head_norm=model.norm, head_norm_over="shared")
     positions = rotary(config, "neox", attention.head_dim, config.number("rope_theta", 1e6), kind="full_attention")
     local = rotary(
@@ -147,27 +154,27 @@ def gemma3(config: Config) -> Model:
         attention=attention,
         positions=local if attention.window and not attention.windows_differ else positions,
         local=None if same else local,
-        logit_softcap=_absent_or_number(config, "final_logit_softcapping", 0.0),
+        logit_softcap=config.number_or_zero("final_logit_softcapping", 0.0),
     )
 
 
 def gpt2(config: Config) -> Model:
     """GPT-2: learned positions, serial blocks, one fused tensor, matrices stored in times out (Radford et al. 2019)."""
-    _refuse(config, "scale_attn_by_inverse_layer_idx", "scores that are scaled otherwise in each layer are")
-    _refuse(config, "add_cross_attention", "attention to an encoder is")
-    model = _gpt2_like(config, "GPT2LMHeadModel", config.whole("n_head"), "in turn")
+    config.refuse("scale_attn_by_inverse_layer_idx", "scores that are scaled otherwise in each layer are")
+    config.refuse("add_cross_attention", "attention to an encoder is")
+    model = gpt2_like(config, "GPT2LMHeadModel", config.whole("n_head"), "in turn")
     return replace(model, transposed=True)
 
 
 def gpt_bigcode(config: Config) -> Model:
     """StarCoder: learned positions, serial blocks, multiquery attention out of one fused tensor (Li et al. 2023)."""
     kv_heads = 1 if config.flag("multi_query", True) else config.whole("n_head")
-    return _gpt2_like(config, "GPTBigCodeForCausalLM", kv_heads, "by head")
+    return gpt2_like(config, "GPTBigCodeForCausalLM", kv_heads, "by head")
 
 
 def granite(config: Config) -> Model:
     """Granite: Llama with multipliers of embeddings, branches, scores and logits (Granite team, IBM, 2024)."""
-    model = _llama_like(config, "GraniteForCausalLM", bias=config.flag("mlp_bias", False))
+    model = llama_like(config, "GraniteForCausalLM", bias=config.flag("mlp_bias", False))
     return replace(
         model,
         attention=replace(model.attention, scale=config.number("attention_multiplier", 1.0)),
@@ -186,7 +193,7 @@ def gpt_neox(config: Config) -> Model:
         vocab=config.whole("vocab_size"),
         hidden=hidden,
         layers=config.whole("num_hidden_layers"),
-        norm=_layernorm(config, "layer_norm_eps"),
+        norm=layernorm(config, "layer_norm_eps"),
         positions=rotary(
             config,
             "neox",
@@ -215,7 +222,7 @@ def gptj(config: Config) -> Model:
         vocab=config.whole("vocab_size"),
         hidden=hidden,
         layers=config.whole("n_layer"),
-        norm=_layernorm(config, "layer_norm_epsilon"),
+        norm=layernorm(config, "layer_norm_epsilon"),
         positions=RotarySpec(10000.0, "gptj", _rotated(config.whole("rotary_dim", 64), attention.head_dim)),
         attention=attention,
         feedforward=Feedforward(config.whole("n_inner", 4 * hidden), act, gated=False, bias=True),
@@ -231,25 +238,25 @@ def gptj(config: Config) -> Model:
 
 def llama(config: Config) -> Model:
     """Llama: serial blocks, RMS norms, grouped queries, SwiGLU (Touvron et al. 2023)."""
-    return _llama_like(config, "LlamaForCausalLM", bias=config.flag("mlp_bias", False))
+    return llama_like(config, "LlamaForCausalLM", bias=config.flag("mlp_bias", False))
 
 
 def mistral(config: Config) -> Model:
     """Mistral: Llama with attention in a sliding window (Jiang et al. 2023)."""
-    model = _llama_like(config, "MistralForCausalLM", kv_heads=8, attention_bias=False)
-    window = _absent_or(config, "sliding_window", 4096)
+    model = llama_like(config, "MistralForCausalLM", kv_heads=8, attention_bias=False)
+    window = config.whole_or_zero("sliding_window", 4096)
     return replace(model, attention=replace(model.attention, window=window))
 
 
 def mixtral(config: Config) -> Model:
     """Mixtral: Mistral with experts (Jiang et al. 2024)."""
     norm = Norm("rmsnorm", config.number("rms_norm_eps", 1e-5))
-    model = _llama_like(config, "MixtralForCausalLM", norm, kv_heads=8, attention_bias=False)
-    experts = _experts(config, "num_local_experts", 8, 2)
+    model = llama_like(config, "MixtralForCausalLM", norm, kv_heads=8, attention_bias=False)
+    experts = routed_experts(config, "num_local_experts", 8, 2)
     return replace(
         model,
         positions=rotary(config, "neox", model.attention.head_dim, 1000000.0),
-        attention=replace(model.attention, window=_absent_or(config, "sliding_window", 0)),
+        attention=replace(model.attention, window=config.whole_or_zero("sliding_window", 0)),
         feedforward=replace(model.feedforward, experts=experts),
         modules=modules.MIXTRAL,
     )
@@ -257,7 +264,7 @@ def mixtral(config: Config) -> Model:
 
 def olmo2(config: Config) -> Model:
     """OLMo 2: norms after each branch, and of all heads of queries and keys together (Walsh et al. 2024)."""
-    model = _llama_like(config, "Olmo2ForCausalLM", Norm("rmsnorm", config.number("rms_norm_eps", 1e-5)))
+    model = llama_like(config, "Olmo2ForCausalLM", Norm("rmsnorm", config.number("rms_norm_eps", 1e-5)))
     attention = replace(model.attention, head_norm=model.norm, head_norm_over="together")
     return replace(model, norms="after", attention=attention, modules=modules.OLMO2)
 
@@ -291,7 +298,7 @@ def opt(config: Config) -> Model:
 
 def phi(config: Config) -> Model:
     """Phi: parallel blocks with one norm, partial rotary embedding, biases (Li et al. 2023)."""
-    norm = _layernorm(config, "layer_norm_eps")
+    norm = layernorm(config, "layer_norm_eps")
     attention = grouped_attention(config)
     attention = replace(attention, bias=True, out_bias=True)
     if config.flag("qk_layernorm", False):
@@ -322,8 +329,8 @@ def phi3(config: Config) -> Model:
         given = config.table(key).keys
         if given.get("rope_type", given.get("type")) in ("su", "yarn"):  # what its configs called longrope once
             config = Config({**config.keys, key: {**given, "rope_type": "longrope"}})
-    model = _llama_like(config, "Phi3ForCausalLM", norm, attention_bias=False, part=1.0)
-    window = _absent_or(config, "sliding_window", 0)
+    model = llama_like(config, "Phi3ForCausalLM", norm, attention_bias=False, part=1.0)
+    window = config.whole_or_zero("sliding_window", 0)
     return replace(
         model,
         attention=replace(model.attention, fused="in turn", window=window),
@@ -334,16 +341,16 @@ def phi3(config: Config) -> Model:
 
 def qwen2(config: Config) -> Model:
     """Qwen2: Llama with biases of queries, keys and values (Yang et al. 2024)."""
-    model = _llama_like(config, "Qwen2ForCausalLM", attention_bias=False)
+    model = llama_like(config, "Qwen2ForCausalLM", attention_bias=False)
     attention = replace(model.attention, bias=True)
-    return replace(model, attention=_with_qwens_window(config, attention, model.layers))
+    return replace(model, attention=with_qwens_window(config, attention, model.layers))
 
 
 def qwen3(config: Config) -> Model:
     """Qwen3: Llama with an RMS norm of each head of queries and keys (Yang et al. 2025)."""
-    model = _llama_like(config, "Qwen3ForCausalLM", head_dim=128)
+    model = llama_like(config, "Qwen3ForCausalLM", head_dim=128)
     attention = replace(model.attention, head_norm=model.norm, head_norm_over="shared")
-    return replace(model, attention=_with_qwens_window(config, attention, model.layers))
+    return replace(model, attention=with_qwens_window(config, attention, model.layers))
 
 
 def qwen3_moe(config: Config) -> Model:
@@ -354,11 +361,11 @@ def qwen3_moe(config: Config) -> Model:
             "feedforward layers without experts among those with experts are not supported (mlp_only_layers,"
             " decoder_sparse_step)",
         )
-    model = _llama_like(config, "Qwen3MoeForCausalLM", kv_heads=4)
-    window = _absent_or(config, "sliding_window", 4096) if config.flag("use_sliding_window", False) else 0
+    model = llama_like(config, "Qwen3MoeForCausalLM", kv_heads=4)
+    window = config.whole_or_zero("sliding_window", 4096) if config.flag("use_sliding_window", False) else 0
     # transformers 5 writes the other name.
     key = "num_experts" if "num_experts" in config.keys else "num_local_experts"
-    experts = _experts(config, key, 128, 8, normed=config.flag("norm_topk_prob", False))
+    experts = routed_experts(config, key, 128, 8, normed=config.flag("norm_topk_prob", False))
     return replace(
         model,
         attention=replace(model.attention, head_norm=model.norm, head_norm_over="shared", window=window),
@@ -369,8 +376,8 @@ def qwen3_moe(config: Config) -> Model:
 
 def stablelm(config: Config) -> Model:
     """StableLM: Llama with layer norms, rotary embedding of a part, serial or parallel (Bellagente et al. 2024)."""
-    _refuse(config, "qk_layernorm", "a norm of each head whose weights are tensors of their own is")
-    model = _llama_like(config, "StableLmForCausalLM", _layernorm(config, "layer_norm_eps"), kv_heads=32, part=0.25)
+    config.refuse("qk_layernorm", "a norm of each head whose weights are tensors of their own is")
+    model = llama_like(config, "StableLmForCausalLM", layernorm(config, "layer_norm_eps"), kv_heads=32, part=0.25)
     attention = replace(model.attention, bias=config.flag("use_qkv_bias", False), out_bias=False)
     return replace(model, attention=attention, parallel=config.flag("use_parallel_residual", False))
 
@@ -378,10 +385,10 @@ def stablelm(config: Config) -> Model:
 def starcoder2(config: Config) -> Model:
     """StarCoder2: grouped queries, layer norms, biases, GELU that is not gated (Lozhkov et al. 2024)."""
     bias = config.flag("use_bias", True)
-    model = _llama_like(
+    model = llama_like(
         config,
         "Starcoder2ForCausalLM",
-        _layernorm(config, "norm_epsilon"),
+        layernorm(config, "norm_epsilon"),
         tied=True,
         bias=bias,
         act="gelu_pytorch_tanh",
@@ -390,7 +397,7 @@ def starcoder2(config: Config) -> Model:
     )
     return replace(
         model,
-        attention=replace(model.attention, window=_absent_or(config, "sliding_window", 0)),
+        attention=replace(model.attention, window=config.whole_or_zero("sliding_window", 0)),
         feedforward=replace(model.feedforward, gated=False),
         modules=modules.STARCODER2,
     )
@@ -472,194 +479,6 @@ def describe(config: Config) -> Model:
         )
     check_quantization(config)
     return ARCHITECTURES[name](config)
-
-
-# ---------------------------------------------------------------- what several share
-
-
-def _llama_like(
-    config: Config,
-    architecture: str,
-    norm: Norm | None = None,
-    *,
-    tied: bool = False,
-    bias: bool = False,
-    act: str = "silu",
-    head_dim: int | None = None,
-    kv_heads: int | None = None,
-    attention_bias: bool | None = None,
-    act_key: str = "hidden_act",
-    part: float | None = None,
-) -> Model:
-    """Llama with what the others change; `head_dim` and `kv_heads` for configs without these keys."""
-    attention = grouped_attention(config, head_dim=head_dim, kv_heads=kv_heads)
-    if attention_bias is not None:
-        attention = replace(attention, bias=attention_bias, out_bias=attention_bias)
-    return Model(
-        architecture,
-        vocab=config.whole("vocab_size"),
-        hidden=config.whole("hidden_size"),
-        layers=config.whole("num_hidden_layers"),
-        norm=norm or Norm("rmsnorm", config.number("rms_norm_eps", 1e-6)),
-        positions=rotary(config, "neox", attention.head_dim, part=part),
-        attention=attention,
-        feedforward=Feedforward(config.whole("intermediate_size"), activation(config, act, act_key), bias=bias),
-        parallel=False,
-        tied=config.flag("tie_word_embeddings", tied),
-        longest=config.whole("max_position_embeddings", 10**9),
-        modules=modules.LLAMA,
-        ignored=modules.BUFFERS,
-    )
-
-
-def _deepseek(
-    config: Config, architecture: str, experts: Experts, *, size: int, shared: int, opening: int,
-    style: Literal["neox", "gptj"] = "gptj",
-) -> Model:  # fmt: skip
-    """Latent attention and, after the opening layers, these experts; the numbers are for configs without them."""
-    _refuse(config, "attention_bias", "biases of latent attention are")
-    _refuse(config, "mlp_bias", "biases of feedforward layers beside experts are")
-    plain, turned = config.whole("qk_nope_head_dim", 128), config.whole("qk_rope_head_dim", 64)
-    queries, width = _absent_or(config, "q_lora_rank", 1536), config.whole("kv_lora_rank", 512)
-    # The norms of latent vectors do not read the config.
-    latent = Latent(width, plain, turned, config.whole("v_head_dim", 128), queries, Norm("rmsnorm", 1e-6))
-    scale = (plain + turned) ** -0.5 * yarn_scale(config)
-    attention = AttentionSpec(config.whole("num_attention_heads"), 1, width + turned, scale, latent=latent)
-    layers, hidden = config.whole("num_hidden_layers"), config.whole("hidden_size")
-    alone = Feedforward(config.whole("intermediate_size"), activation(config, "silu"))
-    size = config.whole("moe_intermediate_size", size)
-    experts = replace(experts, shared=size * config.natural("n_shared_experts", shared))
-    opening = min(config.natural("first_k_dense_replace", opening), layers)
-    following = config.natural("num_nextn_predict_layers", 1)
-    return Model(
-        architecture,
-        vocab=config.whole("vocab_size"),
-        hidden=hidden,
-        layers=layers,
-        norm=Norm("rmsnorm", config.number("rms_norm_eps", 1e-6)),
-        positions=rotary(config, style, turned),
-        attention=attention,
-        feedforward=replace(alone, size=size, experts=experts) if opening < layers else alone,
-        opening=opening if opening < layers else 0,
-        opening_feedforward=alone if 0 < opening < layers else None,
-        parallel=False,
-        tied=config.flag("tie_word_embeddings", False),
-        longest=config.whole("max_position_embeddings", 10**9),
-        modules=modules.deepseek(queries=queries > 0, experts=opening < layers),
-        ignored=(*modules.BUFFERS, *(f"model.layers.{layers + i}.*" for i in range(following))),
-    )
-
-
-def _in_groups(config: Config, experts: Experts, groups: int, chosen: int) -> Experts:
-    """Experts of which those of the best groups are chosen; the numbers are for configs without them."""
-    groups, chosen = config.whole("n_group", groups), config.whole("topk_group", chosen)
-    if experts.number % groups or chosen > groups or chosen * (experts.number // groups) < experts.chosen:
-        raise fault(
-            "bad-config",
-            f"n_group={groups}, topk_group={chosen} and num_experts_per_tok={experts.chosen} do not go with"
-            f" {experts.number} experts",
-        )
-    return replace(experts, groups=groups, groups_chosen=chosen)
-
-
-def _gpt2_like(config: Config, architecture: str, kv_heads: int, fused: Literal["by head", "in turn"]) -> Model:
-    heads, hidden = config.whole("n_head"), config.whole("n_embd")
-    attention = even_attention(hidden, heads, kv_heads, bias=True, fused=fused)
-    if not config.flag("scale_attn_weights", True):
-        attention = replace(attention, scale=1.0)
-    longest = config.whole("n_positions", 1024)
-    # The default of either is the tanh form.
-    act = activation(config, "gelu_new", "activation_function")
-    return Model(
-        architecture,
-        vocab=config.whole("vocab_size"),
-        hidden=hidden,
-        layers=config.whole("n_layer"),
-        norm=_layernorm(config, "layer_norm_epsilon"),
-        positions=LearnedPositions(longest),
-        attention=attention,
-        feedforward=Feedforward(config.whole("n_inner", 4 * hidden), act, gated=False, bias=True),
-        parallel=False,
-        tied=config.flag("tie_word_embeddings", True),
-        longest=longest,
-        longest_key="n_positions",
-        modules=modules.GPT_BIGCODE,
-        ignored=modules.BUFFERS,
-    )
-
-
-def _layernorm(config: Config, key: str) -> Norm:
-    return Norm("layernorm", config.number(key, 1e-5), offset=True)
-
-
-def _absent_or(config: Config, key: str, default: int) -> int:
-    """A whole number where null means none, 0, and only a key that is absent has a default."""
-    if config.keys.get(key) is None:
-        return 0 if key in config.keys else default
-    return config.whole(key)
-
-
-def _absent_or_number(config: Config, key: str, default: float) -> float:
-    """As `_absent_or`, a number."""
-    if config.keys.get(key) is None:
-        return 0.0 if key in config.keys else default
-    return config.number(key)
-
-
-def _experts(config: Config, key: str, number: int, chosen: int, *, normed: bool = True) -> Experts:
-    experts = Experts(config.whole(key, number), config.whole("num_experts_per_tok", chosen), normed)
-    if experts.chosen > experts.number:
-        raise fault("bad-config", f"num_experts_per_tok={experts.chosen} of {key}={experts.number}")
-    return experts
-
-
-def _gemma_with_windows(config: Config, architecture: str, period: int) -> Model:
-    """The pieces that Gemma 2 and 3 share: unless the config says, the last layer of each period has no window."""
-    _refuse(config, "use_bidirectional_attention", "attention to later positions is")
-    model = _llama_like(
-        config,
-        architecture,
-        Norm("rmsnorm", config.number("rms_norm_eps", 1e-6), scale="one-plus"),
-        tied=True,
-        act="gelu_pytorch_tanh",
-        act_key="hidden_activation",
-        head_dim=256,
-        kv_heads=4,
-    )
-    attention = replace(model.attention, scale=config.number("query_pre_attn_scalar", 256.0) ** -0.5)
-    sliding = [(layer + 1) % period > 0 for layer in range(model.layers)]
-    attention = _with_window(config, attention, sliding)
-    return replace(
-        model, norms="around", attention=attention, embedding_scale=model.hidden**0.5, modules=modules.GEMMA2
-    )
-
-
-def _with_qwens_window(config: Config, attention: AttentionSpec, layers: int) -> AttentionSpec:
-    """Qwen's layers from `max_window_layers` on have a window, where the config does not say which."""
-    if not config.flag("use_sliding_window", False):
-        return attention
-    first = config.keys.get("max_window_layers", 28)
-    return _with_window(config, attention, [layer >= first for layer in range(layers)])
-
-
-def _with_window(config: Config, attention: AttentionSpec, sliding: list[bool]) -> AttentionSpec:
-    """Attention with the config's `sliding_window` in the layers that its `layer_types` name, or in `sliding` ones."""
-    window = _absent_or(config, "sliding_window", 4096)
-    given: object = config.keys.get("layer_types")
-    if given is not None:
-        kinds = cast("list[object]", given) if isinstance(given, list) else []
-        known = ("sliding_attention", "full_attention")
-        if len(kinds) != len(sliding) or any(kind not in known for kind in kinds):
-            raise config.wrong(
-                "layer_types", cast("object", given), f"a list of {len(sliding)} of {' and '.join(known)}"
-            )
-        sliding = [kind == known[0] for kind in kinds]
-    return replace(attention, window=window if any(sliding) else 0, windowed=tuple(sliding))
-
-
-def _refuse(config: Config, key: str, what: str) -> None:
-    if config.flag(key, False):
-        raise fault("unsupported-config", f"{what} not supported ({key})")
 
 
 def _rotated(elements: int, head_dim: int) -> int:

@@ -55,6 +55,17 @@ class Config:
             raise self.wrong(f"{of}{key}", value, "a number above 0")
         return float(value)
 
+    def whole_or_zero(self, key: str, default: int) -> int:
+        """A whole number from 1 up, or 0 where null stands for none: only a key that is absent has a default."""
+        return 0 if self._null(key) else self.whole(key, default)
+
+    def number_or_zero(self, key: str, default: float) -> float:
+        """A finite number above 0, or 0 where null stands for none: only a key that is absent has a default."""
+        return 0.0 if self._null(key) else self.number(key, default)
+
+    def _null(self, key: str) -> bool:
+        return key in self.keys and self.keys[key] is None
+
     def numbers(self, key: str, count: int, *, of: str = "") -> tuple[float, ...]:
         """So many finite numbers above 0; the key must be there."""
         value = self.keys.get(key)
@@ -90,6 +101,11 @@ class Config:
         if not isinstance(value, dict):
             raise self.wrong(key, value, "an object")
         return Config(cast("dict[str, Any]", value))
+
+    def refuse(self, key: str, what: str) -> None:
+        """Raises where a key that says what is not supported is true."""
+        if self.flag(key, False):
+            raise fault("unsupported-config", f"{what} not supported ({key})")
 
     def wrong(self, key: str, value: object, wanted: str) -> DiagnosticError:
         return fault("bad-config", f"{key} is {shown(value)} in the config, not {wanted}")

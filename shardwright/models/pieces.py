@@ -1,13 +1,14 @@
-"""Pieces of models as configs give them: activations, attention, rotary embeddings."""
+"""Pieces of models as configs give them: activations, norms, attention, rotary embeddings, experts."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, cast
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models.config import Config, shown
-from shardwright.models.description import AttentionSpec, Blend, Norm, RotarySpec, Scaling
+from shardwright.models.description import AttentionSpec, Blend, Experts, Norm, RotarySpec, Scaling
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -197,3 +198,51 @@ def _longrope(config: Config, keys: Config, of: str, elements: int, longest: int
     magnitude = math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1.0 else 1.0
     scaling = Scaling(short=short, long=long, context=context)
     return scaling, keys.number("attention_factor", magnitude, of=of)
+
+
+def layernorm(config: Config, key: str) -> Norm:
+    """A layer norm with an offset, whose epsilon the config has under this key."""
+    return Norm("layernorm", config.number(key, 1e-5), offset=True)
+
+
+def routed_experts(config: Config, key: str, number: int, chosen: int, *, normed: bool = True) -> Experts:
+    """Experts, as many as the config has under this key; the numbers are for configs without them."""
+    experts = Experts(config.whole(key, number), config.whole("num_experts_per_tok", chosen), normed)
+    if experts.chosen > experts.number:
+        raise fault("bad-config", f"num_experts_per_tok={experts.chosen} of {key}={experts.number}")
+    return experts
+
+
+def in_groups(config: Config, experts: Experts, groups: int, chosen: int) -> Experts:
+    """Experts of which those of the best groups are chosen; the numbers are for configs without them."""
+    groups, chosen = config.whole("n_group", groups), config.whole("topk_group", chosen)
+    if experts.number % groups or chosen > groups or chosen * (experts.number // groups) < experts.chosen:
+        raise fault(
+            "bad-config",
+            f"n_group={groups}, topk_group={chosen} and num_experts_per_tok={experts.chosen} do not go with"
+            f" {experts.number} experts",
+        )
+    return replace(experts, groups=groups, groups_chosen=chosen)
+
+
+def with_window(config: Config, attention: AttentionSpec, sliding: list[bool]) -> AttentionSpec:
+    """Attention with the config's `sliding_window` in the layers that its `layer_types` name, or in `sliding` ones."""
+    window = config.whole_or_zero("sliding_window", 4096)
+    given: object = config.keys.get("layer_types")
+    if given is not None:
+        kinds = cast("list[object]", given) if isinstance(given, list) else []
+        known = ("sliding_attention", "full_attention")
+        if len(kinds) != len(sliding) or any(kind not in known for kind in kinds):
+            raise config.wrong(
+                "layer_types", cast("object", given), f"a list of {len(sliding)} of {' and '.join(known)}"
+            )
+        sliding = [kind == known[0] for kind in kinds]
+    return replace(attention, window=window if any(sliding) else 0, windowed=tuple(sliding))
+
+
+def with_qwens_window(config: Config, attention: AttentionSpec, layers: int) -> AttentionSpec:
+    """Qwen's layers from `max_window_layers` on have a window, where the config does not say which."""
+    if not config.flag("use_sliding_window", False):
+        return attention
+    first = config.keys.get("max_window_layers", 28)
+    return with_window(config, attention, [layer >= first for layer in range(layers)])
