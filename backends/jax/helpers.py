@@ -106,6 +106,8 @@ def grouped(x, w, place, dtype):
     """Rows of x [R, E] times the matrices of w [X, E, F] at these places; zeros for a place out of range.
 
     `place` has so many for each row of x. Sorted by place they are products of a block of rows with one matrix each.
+    Without a kernel for it XLA multiplies every row by every matrix. On GPUs that is left to it where rows are few,
+    which takes no longer than reading the matrices; infinite numbers in one of them make NaN of other rows then.
     """
     # False, and varying over all axes that an operand varies over: `ragged_dot` does not sum gradients over the others.
     no = functools.reduce(jnp.logical_or, (jnp.ravel(a)[0].astype(bool) & False for a in (x, w, place)))
@@ -114,9 +116,31 @@ def grouped(x, w, place, dtype):
     here = (place >= 0) & (place < n)
     order = jnp.argsort(jnp.where(here, place, n))
     counts = jnp.sum(place[:, None] == lax.iota(jnp.int32, n), 0, dtype=jnp.int32)
+    x, here, place = x[order // (len(place) // len(x))], here[order], jnp.clip(place[order], 0, n - 1)
     wide = dict(preferred_element_type=jnp.float32, precision='highest' if x.dtype == jnp.float32 else None)
-    made = lax.ragged_dot(x[order // (len(place) // len(x))], w, counts, **wide)
-    made = jnp.where(here[order][:, None], made, 0).astype(dtype)
+
+    def at_once(x):
+        return lax.ragged_dot(x, w, counts, **wide).astype(dtype)
+
+    def by_blocks(x):
+        size = min(1024, max(16, 1 << (len(x) // n).bit_length()))
+        begins, blocks = jnp.cumsum(counts) - counts, -(-counts // size)
+        ends = jnp.cumsum(blocks)
+        block = lax.iota(jnp.int32, min(n, len(x)) + len(x) // size)
+        matrix = jnp.minimum(jnp.searchsorted(ends, block, side='right').astype(jnp.int32), n - 1)
+        first = begins[matrix] + (block - (ends - blocks)[matrix]) * size
+
+        def product(_, at):
+            rows = jnp.minimum(at[0] + lax.iota(jnp.int32, size), len(x) - 1)
+            return None, jnp.matmul(x[rows], w[at[1]], **wide).astype(dtype)
+
+        _, made = lax.scan(product, None, (first, matrix))
+        at = (ends - blocks)[place] * size + lax.iota(jnp.int32, len(x)) - begins[place]
+        return made.reshape(-1, w.shape[2])[jnp.clip(at, 0, len(made) * size - 1)]
+
+    on_gpu = at_once if len(x) <= 256 else by_blocks
+    made = lax.platform_dependent(x, cpu=by_blocks, tpu=at_once, default=on_gpu)
+    made = jnp.where(here[:, None], made, 0)
     return jnp.zeros_like(made).at[order].set(made, unique_indices=True)
 ''',
     "weighed": '''

@@ -274,6 +274,22 @@ def test_grouped_out_of_range(layout: str) -> None:
     check(text, a=a if not partial else np.ones((4, 16), np.float32), i=np.array([-1, 32, 31, 5]))
 
 
+@pytest.mark.parametrize("number", [np.inf, np.nan])
+def test_numbers_that_are_not_finite_stay_with_their_matrix(number: float) -> None:
+    text = body("(a: f32 B_xE, w: f32 VEF_y, i: int32 B_x) -> f32 B_xF_y", "r = grouped[V, E](a, w, i)", "return r")
+    w = np.ones((32, 16, 24), np.float32)
+    w[7, 3, 5] = number
+    check(text, w=w, i=np.array([7, 0, 31, 7]))
+
+
+@pytest.mark.parametrize("used", [1, 2, 3])
+def test_many_rows_of_few_matrices(used: int) -> None:
+    """Blocks of rows end where a matrix does, in the middle of a block or at its end."""
+    text = body("(a: f32 BE, w: f32 V_xEF, i: int32 B) -> f32 BF(partialsum-x)", "r = grouped[V, E](a, w, i)",
+                "return r", head="mesh x=2\ndim B=700 E=8 F=4 V=4\n")  # fmt: skip
+    check(text, i=np.random.default_rng(used).integers(0, used + 1, 700))
+
+
 @pytest.mark.parametrize("style", ["neox", "gptj"])
 @pytest.mark.parametrize(
     ("signature", "call"),
