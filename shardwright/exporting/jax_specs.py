@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ def jax_text(program: Program, mapping: WeightMap | None) -> str:
 
     Every spec is of blocks: chip i of a dimension's chips has block i, axes in the order of the spec. CONSTRAINTS has
     the values whose layouts the compiler of JAX would not find from those of arguments and results; the comment before
-    it has the lines to paste.
+    it has the lines to paste. A name that two loops use has the second value as `'name (2)'`.
     """
     edges = ProgramEdges(program)
     shape = ", ".join(f"{axis!r}: {size}" for axis, size in program.mesh.items())
@@ -60,8 +61,12 @@ def jax_text(program: Program, mapping: WeightMap | None) -> str:
     lines += ["", "CONSTRAINTS = {"]
     for func in program.funcs:
         lines.append(f"    {func.name!r}: {{")
+        times: Counter[str] = Counter()
         for kept in constraints(func, edges.digits(func)):
-            lines += [f"        # {kept.pasted}", f"        {kept.value.name!r}: {kept.spec},"]
+            name = kept.value.name
+            times[name] += 1
+            key = name if times[name] == 1 else f"{name} ({times[name]})"
+            lines += [f"        # {kept.pasted}", f"        {key!r}: {kept.spec},"]
         lines.append("    },")
     return "\n".join([*lines, "}"]) + "\n"
 

@@ -208,6 +208,38 @@ def test_a_plan_of_modules(shardwright: Run, imported: Callable[..., Path]) -> N
     assert "# No plan for parallelize_module: attention_norm: model.layers.{layer}.input_layernorm.weight" in done.out
 
 
+TWO_LOOPS = """
+mesh x=2 y=2
+dim B=8 E=16 N=2
+
+weights {
+  a: f32 NE
+}
+
+func f(u: f32 BE_x) -> f32 BE_x {
+  v: f32 BE_x = loop[N](h: f32 BE_x = u) {
+    k: f32 BE_x = tanh(h) * a
+    g: f32 B_xE = k
+    next exp(g)
+  }
+  w: f32 BE_x = loop[N](h: f32 BE_x = v) {
+    k: f32 BE_x = tanh(h) * a
+    g: f32 B_xE = k
+    next exp(g)
+  }
+  return w
+}
+"""
+
+
+def test_a_name_that_two_loops_use_has_two_constraints(shardwright: Run, tmp_path: Path) -> None:
+    path = tmp_path / "loops.shard"
+    path.write_text(TWO_LOOPS)
+    found = exported(shardwright, path, "jax", "specs.py").CONSTRAINTS["f"]
+    spec = type(found["k"])
+    assert (found["k"], found["k (2)"]) == (spec("x"), spec("x"))
+
+
 def test_another_order_than_that_of_the_mesh_is_refused_to_dtensor(shardwright: Run, tmp_path: Path) -> None:
     path = tmp_path / "turned.shard"
     path.write_text(PLAIN.replace("E=32", "E=32 order y x").replace("a: B_xE)", "a: BE_xy)").replace("x=2", "x=2"))
