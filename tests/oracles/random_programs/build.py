@@ -82,7 +82,9 @@ def softmax(a: Expr, dim: str, causal: str | None = None, pos: Expr | None = Non
 
 
 def update(cache: Expr, new: Expr, pos: Expr, dim: str, written: str, *, wrap: bool = False) -> Expr:
-    return Expr("update", cache.shape, (cache, new, pos), dim + (", wrap=true" if wrap else ""), (dim, written, wrap))
+    return Expr(
+        "update", cache.shape, (cache, new, pos), dim + (", wrap=true" if wrap else ""), (dim, written, wrap, ())
+    )
 
 
 def lookup(table: Expr, ids: Expr, dim: str) -> Expr:

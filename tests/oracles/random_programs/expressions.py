@@ -432,23 +432,27 @@ def update(d: Drawing, scope: Scope) -> Drawn:
         return None
     dim = d.rng.choice(cache.shape.dims)
     rest = cache.shape.without(dim)
+    indexed = tuple(d.rng.sample(rest.dims, d.rng.randint(1, len(rest.dims)))) if rest.dims and d.chance(0.3) else ()
+    for name in indexed:
+        rest = rest.without(name)
 
     def fits(s: Shaped) -> bool:
         if s.dtype != rest.dtype or union(rest, s.without(dim)) is None:
             return False
         others = [name for name in s.dims if name not in rest.dims]
-        if not set(rest.dims) <= set(s.dims) or len(others) > 1 or (others and others[0] in scope.loops):
+        if not set(rest.dims) <= set(s.dims) or len(others) > 1 or (others and others[0] in (*scope.loops, *indexed)):
             return False
         return not others or s.extent(others[0]) <= cache.shape.extent(dim)
 
     new = pick(d, scope, fits)
-    pos = pick_index(d, scope, lambda s: s.sizes.items() <= rest.sizes.items())
-    if new is None or pos is None:
+    places = [pick_index(d, scope, lambda s: s.sizes.items() <= rest.sizes.items()) for _ in (dim, *indexed)]
+    if new is None or None in places:
         return None
     written = [name for name in new.shape.dims if name not in rest.dims]
     wrapped = d.chance(0.4)
-    info = (dim, written[0] if written else None, wrapped)
-    return Expr("update", cache.shape, (cache, new, pos), dim + (", wrap=true" if wrapped else ""), info)
+    info = (dim, written[0] if written else None, wrapped, indexed)
+    text = "".join((dim, *indexed)) + (", wrap=true" if wrapped else "")
+    return Expr("update", cache.shape, (cache, new, *(place for place in places if place)), text, info)
 
 
 # ------------------------------------------------------------ extents and names

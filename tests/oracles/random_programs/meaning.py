@@ -362,31 +362,33 @@ def _rotary(expr: Expr, args: list[Number], run: _Run) -> Number:
 
 
 def _update(expr: Expr, args: list[Number]) -> Number:
-    """The cache with `new` written along T from `pos` on; what falls beyond it is dropped."""
-    dim, written, wrapped = expr.info
-    cache, new, pos = args
-    at = cache.dims.index(dim)
-    extent = cache.value.shape[at]
-    others = tuple(d for d in cache.dims if d != dim)
-    along = (*others, written) if written else others
-    parts = [np.asarray(array) for array in new.aligned(along)]
+    """The cache with `new` written along T from `pos` on, at one index of each further dimension; what falls beyond it
+    is dropped."""
+    dim, written, wrapped, indexed = expr.info
+    cache, new, *places = args
+    inner = (*indexed, dim)
+    others = tuple(d for d in cache.dims if d not in inner)
+    order = [cache.dims.index(d) for d in (*others, *inner)]
+    parts = [np.asarray(array) for array in new.aligned((*others, written) if written else others)]
     if not written:
         parts = [array[..., None] for array in parts]
-    position, lost, _ = pos.aligned(others)
-    shape = tuple(n for n, d in zip(cache.value.shape, cache.dims, strict=True) if d != dim)
-    position = np.broadcast_to(position, shape)
-    lost = np.broadcast_to(np.isinf(lost), shape)
-    out = [np.moveaxis(array, at, -1).copy() for array in (cache.value, cache.error, cache.addends)]
-    for place in np.ndindex(shape):
+    shape = tuple(cache.value.shape[at] for at in order[: len(others)])
+    extents = [cache.value.shape[at] for at in order[len(others) :]]
+    numbers = [np.broadcast_to(place.aligned(others)[0], shape) for place in places]
+    lost = np.zeros(shape, bool)
+    for place in places:
+        lost |= np.isinf(np.broadcast_to(place.aligned(others)[1], shape))
+    out = [array.transpose(order).copy() for array in (cache.value, cache.error, cache.addends)]
+    for at in np.ndindex(shape):
+        first, *fixed = (int(number[at]) for number in numbers)
         for step in range(parts[0].shape[-1]):
-            t = int(position[place]) + step
-            t = t % extent if wrapped else t
-            if 0 <= t < extent:
+            t = (first + step) % extents[-1] if wrapped else first + step
+            if all(0 <= i < extent for i, extent in zip((*fixed, t), extents, strict=True)):
                 for whole, part in zip(out, parts, strict=True):
-                    whole[(*place, t)] = part[(*place, step)]
-        if lost[place]:
-            out[1][place] = UNKNOWN
-    value, error, addends = (np.moveaxis(array, -1, at) for array in out)
+                    whole[(*at, *fixed, t)] = part[(*at, step)]
+        if lost[at]:
+            out[1][at] = UNKNOWN
+    value, error, addends = (array.transpose(np.argsort(order)) for array in out)
     return of(cache.dtype, cache.dims, value, error, addends)
 
 
