@@ -165,6 +165,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from contextlib import nullcontext
     from functools import partial
 
+    from shardwright.backends.jax.devices import arrange_devices
     from shardwright.backends.jax.session import told_by_first
     from shardwright.cli.output import print_json, read_program
     from shardwright.cli.progress import GenerationProgress
@@ -204,6 +205,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
         if kept is not None
         else nullcontext() as journal,
     ):
+        arrange_devices(plan.mesh.n_chips)  # before anything asks JAX, which starts it
         answered = frozenset(told_by_first([] if journal is None else sorted(journal.answered)))
         left = [text for text in texts if text not in answered]
         if answered and writes:

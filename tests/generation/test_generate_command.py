@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,3 +214,15 @@ def test_progress_is_for_terminals_and_long_work(
     shown = run(wanted=True)
     assert "loading weights" in shown
     assert "11 tokens, 2.0 per second" in shown
+
+
+def test_a_fresh_process_makes_the_devices_that_a_mesh_needs(spoken: Path) -> None:
+    """Nothing may start JAX before that, as asking how many processes there are does."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-m", "shardwright", "generate", str(spoken), "--tokens", "5 6 7", "--mesh", "x=2"]
+    done = subprocess.run(
+        [*command, "--max-new-tokens", "3", "--json"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["devices"], report["virtual"], report["new_tokens"]) == (2, True, 3)
