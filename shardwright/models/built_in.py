@@ -13,7 +13,8 @@ from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.models import modules
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
-from shardwright.models.description import AttentionSpec, Feedforward, LearnedPositions, Model, Norm, RotarySpec
+from shardwright.models.description import AttentionSpec, Feedforward, LearnedPositions, Model, Norm
+from shardwright.models.pieces import rotary
 
 _FOLDER = Path(__file__).parent / "builtin"
 _MODULES = (
@@ -74,7 +75,8 @@ def _built(name: str) -> BuiltIn:
         return BuiltIn(name, describe(Config(rows["config"])), float(rows["parameters"]), rows["source"])
     heads, head_dim = rows["heads"], rows["head_dim"]
     bias, layernorm = rows.get("bias", False), rows["norm"] == "layernorm"
-    positions = LearnedPositions(rows["longest"]) if rows["positions"] == "learned" else RotarySpec(10000.0, "neox")
+    turned = rotary(Config(rows.get("rotary", {})), "neox", head_dim)
+    positions = LearnedPositions(rows["longest"]) if rows["positions"] == "learned" else turned
     model = Model(
         name,
         vocab=rows["vocab"],
