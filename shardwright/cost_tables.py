@@ -61,14 +61,21 @@ def cost_table(cost: Cost, compiled: CompiledCosts | None = None) -> str:
             *([f"  copies       {duration_text(cost.copy_s)} between memories"] if cost.copy_s else []),
             *_compiled_lines(compiled),
             *_pipeline_lines(cost),
-            f"MFU            {100 * cost.mfu:.1f} %",
-            f"chip-seconds   {cost.chip_seconds_per_token:.4g} per token, {cost.tokens} tokens",
+            *_token_lines(cost),
             f"memory         {bytes_text(memory.peak)} a chip at {memory.at or 'the start'}:"
             f" weights {bytes_text(memory.weights)}, state {bytes_text(memory.state)},"
             f" values {bytes_text(memory.activations)}{fits}",
             *([f"expect         {error}"] if (error := cost.error_in_words()) else []),
         ]
     )
+
+
+def _token_lines(cost: Cost) -> tuple[str, ...]:
+    """What a token takes, of a function that reads weights: others do nothing of a model's work."""
+    if not cost.parameters:
+        return ()
+    chip_seconds = f"{cost.chip_seconds_per_token:.4g} per token, {cost.tokens} tokens"
+    return f"MFU            {100 * cost.mfu:.1f} %", f"chip-seconds   {chip_seconds}"
 
 
 def _compiled_bytes(kernel: KernelCost, compiled: CompiledCosts | None) -> tuple[str, ...]:

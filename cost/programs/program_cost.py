@@ -15,7 +15,7 @@ from shardwright.cost.programs.memory import MemoryUse, memory_of
 from shardwright.cost.programs.schedule import KernelTiming, added_seconds, happenings
 from shardwright.ir.ops import Grouped
 from shardwright.ir.program import Func, Let, Program
-from shardwright.ir.walk import sites
+from shardwright.ir.walk import names_read, sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +143,14 @@ def course_of_call(program: Program, func: Func, cost: Cost) -> list[KernelTimin
 def model_size(program: Program, func: Func) -> tuple[int, int]:
     """How many tokens a call works on, and how many parameters there are.
 
-    Parameters are the elements of the weights, or of a program that declares none, of the function's arguments after
-    the first. Tokens are numbered by the dimensions of the first argument that these have not. Of the matrices of a
-    grouped product those count that one token meets.
+    Parameters are the elements of the weights that the function reads, or of a program that declares none, of the
+    function's arguments after the first. Tokens are numbered by the dimensions of the first argument that these have
+    not. Of the matrices of a grouped product those count that one token meets.
     """
     weights, met = program.weights or func.params[1:], _met(program, func)
-    parameters = sum(round(value.shape.elements * met.get(value.name, 1.0)) for value in weights)
+    read = {value.name for value in func.params}.union(names_read(func.body))
+    counted = [value for value in weights if value.name in read]
+    parameters = sum(round(value.shape.elements * met.get(value.name, 1.0)) for value in counted)
     named = {name for value in weights for name in value.type.names}
     first = func.params[0].type.dims if func.params else ()
     return math.prod(dim.size for dim in first if dim.name not in named), parameters
