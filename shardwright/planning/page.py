@@ -135,6 +135,7 @@ def page(made: ServingPlan, written: str | None = None) -> str:
 
 _BINDING = {
     "memory": "memory: more sequences do not fit",
+    "memory-bandwidth": "reading memory in decode",
     "ttft": "time to first token: more at a time take longer than asked for",
     "tpot": "time per token: more sequences take longer than asked for",
     "batch": "the sequences were given",

@@ -155,14 +155,14 @@ class _Planner:
             first //= 2
         if self._lacking("decode", first) or self._lacking("prefill", 1):
             return first
-        best = first
+        best, prompts = first, self._prompts(first)
         for part in (1, 2, 4):
             more = best + best // part if part == 1 else best + first // part
             while (
                 more > best
                 and self._left() > self.seconds / 2  # the rest is for both phases together
                 and self._lacking("decode", more) is None
-                and self._pace(more) > _GAIN * self._pace(best)
+                and self._pace(more, prompts) > _GAIN * self._pace(best, prompts)
             ):
                 best, more = more, 2 * more if part == 1 else more
             first = best if part == 1 else first
@@ -200,10 +200,11 @@ class _Planner:
             rows //= 2
         return rows
 
-    def _pace(self, batch: int) -> float:
-        """Tokens a second of decode, with one prompt after the other before it."""
-        prefill, decode = self._cost("prefill", 1), self._cost("decode", batch)
-        return batch * self.demand.output / (batch * prefill.time_s + self.demand.output * decode.time_s)
+    def _pace(self, batch: int, prompts: int) -> float:
+        """Tokens a second, of each phase as it is alone."""
+        calls = calls_of_a_round(batch, prompts, self.demand.output)
+        filling = calls["prefill"] * self._cost("prefill", prompts).time_s
+        return batch * self.demand.output / (filling + calls["decode"] * self._cost("decode", batch).time_s)
 
     def _lacking(self, phase: str, rows: int) -> str | None:
         found = self._costs(phase, rows)
@@ -323,7 +324,8 @@ class _Planner:
         looked = [(key[1], self._looked_at(*key)[1]) for key in self.known]
         looked += [(rows, self._lacking("decode", rows)) for phase, rows in self.alone if phase == "decode"]
         more = sorted((rows, lacking) for rows, lacking in looked if rows > best.batch and lacking is not None)
-        return more[0][1] if more else limit(best.costs["decode"])[0]
+        bound = limit(best.costs["decode"])[0]
+        return more[0][1] if more else "memory-bandwidth" if bound == "memory" else bound
 
     def _next(self, best: ServingChoice) -> ServingChoice | None:
         """The best of another mesh; where there is none, of other batches."""

@@ -169,9 +169,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def calls_of_a_round(batch: int, prompts: int, output: int) -> dict[str, float]:
-    """How often each function is called until every row of decode is filled once and has given all its tokens."""
+    """How often each function is called until every row of decode is filled once and has given all its tokens, of
+    which the first comes from prefill; decode at least once."""
     fills = batch / prompts
-    return {"prefill": fills, "adopted_logits": fills, "adopt": float(batch), "decode": float(output)}
+    return {"prefill": fills, "adopted_logits": fills, "adopt": float(batch), "decode": max(1.0, output - 1.0)}
 
 
 def serving_program(
