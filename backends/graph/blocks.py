@@ -17,7 +17,7 @@ from typing import Any
 
 from shardwright.backends.graph.labels import bytes_text, head_text, shape_text
 from shardwright.backends.graph.movement_steps import Chip, Held, Part, Region, Stretch, steps_of
-from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order, fitting_order, global_indices, order_size
 from shardwright.ir.mesh import Mesh
@@ -29,6 +29,9 @@ from shardwright.ir.walk import sites
 MOST_CHIPS, MOST_AXES, MOST_FRAMES = 64, 3, 9
 
 _GREY = "#52606d"
+
+_LISTED = 12
+"""Names of values in the error about one that is not there."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +50,24 @@ def frames_of(program: Program, name: str, func: str | None = None) -> list[Valu
     was before, and for collectives the steps between. Raises a `DiagnosticError` where no function has the value, or
     where the picture would be too large."""
     _check_size(program.mesh)
+    names: dict[str, None] = {}
     for one in program.funcs:
         if func not in (None, one.name):
             continue
         for value in (*program.weights, *program.state, *one.params):
             if value.name == name:
                 return [_lying(name, value.concrete, program, one)]
+            names[value.name] = None
         for statement, _ in one.walk():
             for value in statement.results:
                 if value.name == name:
                     lying = _lying(name, value.concrete, program, one)
                     return _movement(program, one, statement, lying) or [lying]
+                names[value.name] = None
     where = f"function {func}" if func is not None else "program"
-    raise fault("undeclared", f"the {where} has no value {name}", NOWHERE, "`opt FILE --passes surface` lists them")
+    near = nearest(name, list(names))
+    listed = f"it has {', '.join(list(names)[:_LISTED])}{', ...' if len(names) > _LISTED else ''}"
+    raise fault("undeclared", f"the {where} has no value {name}", NOWHERE, *([near] if near else []), listed)
 
 
 def _lying(title: str, kind: TensorType, program: Program, func: Func) -> ValueFrame:

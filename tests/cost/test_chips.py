@@ -244,6 +244,11 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
             "note: did you mean memory?",
         ),
         (
+            'memory = "1 GiB"',
+            "",
+            'mine.toml:1:1: error: the file lacks the key `memory` [missing-key]\n  name = "mine"\n  ^',
+        ),
+        (
             "memory_bytes_per_s = 1e9",
             "memory_byte_per_s = 1e9",
             "mine.toml:3:1: error: unknown key `memory_byte_per_s` [unknown-key]\n"

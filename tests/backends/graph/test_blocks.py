@@ -75,8 +75,9 @@ def test_numbers_and_what_is_whole() -> None:
 
 
 def test_what_cannot_be_shown_is_refused() -> None:
-    with pytest.raises(DiagnosticError, match="the program has no value nothing"):
+    with pytest.raises(DiagnosticError, match="the program has no value nothing") as caught:
         frames_of(explicit(load(str(BLOCK), **SMALL)), "nothing")
+    assert caught.value.diagnostics[0].notes[-1].message.startswith("it has ")
     large = load(str(BLOCK), mesh={"x": 8, "y": 4, "z": 4}, dims={"H": 128})
     with pytest.raises(DiagnosticError, match="x=8 y=4 z=4 has 128 chips on 3 axes; a picture shows 64 on 3"):
         frames_of(explicit(large), "wk")
