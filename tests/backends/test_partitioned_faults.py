@@ -273,3 +273,15 @@ def test_explain_tells_faults(shardwright: Callable[..., Outcome], tmp_path: Pat
     assert told.status == 1
     faults = json.loads(told.out)["functions"][0]["faults"]
     assert faults == [{"instruction": "t", "reason": reason, "source": "layer.py:7"}]
+
+
+def test_parts_that_a_program_picks_by_device_are_not_accused(
+    shardwright: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """After the gather each device has parts of others, which it exchanges and puts into their order."""
+    text = "func f(x: f32 B_xTE_y) -> int32 B_y {\n  return argmax[T](sum[E](x))\n}\n"
+    path = tmp_path / "parts.shard"
+    path.write_text(f"mesh x=2 y=2\ndim B=4 T=8 E=16\n\n{text}")
+    shown = shardwright("explain", path)
+    assert (shown.status, shown.err) == (0, "")
+    assert "permute" in shown.out
