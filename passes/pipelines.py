@@ -199,9 +199,12 @@ def explicit(
     """
     chosen = place or Place()
     passes = (*explicit_passes(chosen, edges), *then)
-    if off_device(program):
-        passes = (*_memories(program, chosen), _offload(), *passes)
-    return run_passes(program, passes, observe)
+    return run_passes(program, (*copying_passes(program, chosen), *passes), observe)
+
+
+def copying_passes(program: Program, place: Place) -> tuple[Pass, ...]:
+    """The passes before `decompose` that say where values live, and copy these to the device; none if all are there."""
+    return (*_memories(program, place), _offload()) if off_device(program) else ()
 
 
 def _memories(program: Program, place: Place) -> tuple[Pass, ...]:

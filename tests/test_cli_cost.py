@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.cost.movements.movement import duration_text
+
 LAYER = """\
 mesh x=2 y=2
 dim B=64 E=512 F=2048
@@ -272,3 +274,18 @@ def test_a_limit_of_time_is_of_measurements(shardwright: Callable) -> None:
     got = shardwright("reproduce", "2", "--time-limit", "5")
     assert got.status == 2
     assert "--time-limit goes with --measure" in got.err
+
+
+def test_check_counts_the_copies_of_weights_on_the_host(shardwright: Callable, tmp_path: Path) -> None:
+    path = tmp_path / "host.shard"
+    path.write_text(
+        "mesh x=4\ndim B=64 E=4096 F=16384\n\nweights {\n  w: bf16 E_?F_? on host\n  v: bf16 F_?E_? on host\n}\n\n"
+        "func f(x: BE?) -> BE? {\n  h: BF? = relu(x @ w)\n  return h @ v\n}\n"
+    )
+    checked, priced = (
+        shardwright("check", path, "--chip", "h100"),
+        shardwright("cost", path, "--chip", "h100", "--json"),
+    )
+    time_s = json.loads(priced.out)["time_s"]
+    assert checked.out.endswith(f"layouts for h100, {duration_text(time_s)}, proved least\n")
+    assert ":~ bf16 EF_x on host " in checked.out

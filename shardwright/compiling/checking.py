@@ -19,7 +19,7 @@ from shardwright.passes.base import Proof
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.place import Place
-from shardwright.passes.pipelines import PassRecord, proof_of, run_passes
+from shardwright.passes.pipelines import PassRecord, copying_passes, proof_of, run_passes
 
 
 class CheckedValue(TypedDict):
@@ -73,7 +73,9 @@ def check_in_full(program: Program, *, explicit: bool = False, place: Place | No
         verify(typed, Level.EXPLICIT)
     else:
         traces: list[PassRecord] = []
-        typed = run_passes(program, (Decompose(), place or Place(), ChooseDigitOrder()), traces.append)
+        chosen = place or Place()
+        passes = (*copying_passes(program, chosen), Decompose(), chosen, ChooseDigitOrder())
+        typed = run_passes(program, passes, traces.append)
         proof = proof_of(traces)
     functions = [_function(program, typed, func) for func in program.funcs]
     return CheckResult(functions, proof, warnings_of(program, typed))
