@@ -170,3 +170,13 @@ def test_what_search_finds_for_an_open_program_says_the_same(
     assert shardwright("generate", spoken, *given, "--decode-layout", found).out == (
         shardwright("generate", spoken, *given, *mesh).out
     )
+
+
+def test_frequencies_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.shard", "ws2d", edit=lambda text: text.replace("base=10000", "base=500000"))
+    with pytest.raises(DiagnosticError) as caught:
+        surface_program(KEYS, plan(path))
+    assert "rotary turns by base=500000, style=neox, rotated=0 here, and base=10000, style=neox, rotated=0 by" in (
+        caught.value.render()
+    )
+    assert "[other-rotary]" in caught.value.render()

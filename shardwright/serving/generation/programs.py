@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.compiling.declared_packing import declared_packing, parts_of, stored_dtypes
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault, located
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops import Rotary
 from shardwright.ir.placements import on_device
-from shardwright.ir.program import Func, Program
+from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.text.parser import parse, read_source
 from shardwright.ir.types import DType
+from shardwright.ir.walk import sites
 from shardwright.ir.weight_source import WeightSource
 from shardwright.models.architectures import describe
 from shardwright.models.cache_rows import restart
@@ -63,6 +65,8 @@ def surface_program(config: Mapping[str, Any], plan: GenerationPlan) -> Program:
     if is_file(plan.decode_layout):
         source = _source(plan.decode_layout)
         program = _of_file(source, plan)
+        with located(source):
+            _check_rotary(program, config, plan)
     else:
         program = _of_presets(config, plan)
     if plan.read_layout != plan.decode_layout and is_file(plan.read_layout):
@@ -212,6 +216,28 @@ def _check(program: Program, plan: GenerationPlan) -> None:
     if position is None or position.type.dtype is not DType.INT32 or len(position.type.dims) != 1:
         span = NOWHERE if position is None else position.span
         raise fault("wrong-state", "generation needs state { pos: int32 B }, how full each row is", span, _WAY_OUT)
+
+
+def _check_rotary(program: Program, config: Mapping[str, Any], plan: GenerationPlan) -> None:
+    """Raises where a program turns queries and keys otherwise than the checkpoint's config says: no weight tells, and
+    the text would be that of no model."""
+    own = _of_presets(config, replace(plan, decode_layout="open", prefill_layout=None, passes=()))
+    wanted = {_turned(rotary): None for rotary, _ in _rotaries(own)}
+    for rotary, span in _rotaries(program):
+        if _turned(rotary) not in wanted:
+            said = f"rotary turns by {_turned(rotary)} here, and {' or '.join(wanted) or 'not at all'} by config.json"
+            way_out = "import this checkpoint, or generate from the one that the program is of"
+            raise fault("other-rotary", said, span, way_out)
+
+
+def _rotaries(program: Program) -> Iterator[tuple[Rotary, Span]]:
+    for site in sites(program, program.func("decode")):
+        if isinstance(site.statement, Let) and isinstance(site.statement.operation, Rotary):
+            yield site.statement.operation, site.statement.span
+
+
+def _turned(rotary: Rotary) -> str:
+    return f"base={rotary.base:g}, style={rotary.style}, rotated={rotary.rotated}"
 
 
 def _joined(decode: Program, prefill: Program) -> Program:
