@@ -36,6 +36,11 @@ def test_a_sum_of_every_element_with_every_other() -> None:
     assert warnings(text.format("*")) == []  # an outer product is often meant
 
 
+def test_positions_counted_from_each_row_s_are_none() -> None:
+    text = "mesh x=2\ndim B=4 L=8\n\nfunc f(pos: int32 B) -> int32 BL {\n  return pos + iota[L]()\n}\n"
+    assert warnings(text) == []
+
+
 @pytest.mark.parametrize("addend", ["b: f32 E", "b: f32 BE", "b: f32"])
 def test_a_bias_is_none(addend: str) -> None:
     text = f"mesh x=2\ndim B=4 E=8\n\nfunc f(a: f32 BE_x, {addend}) -> f32 BE_x {{\n  s = a + b\n  return s\n}}\n"

@@ -136,6 +136,7 @@ def test_a_reference_that_does_not_fit_is_not_begun(shardwright: Callable, feedf
             ["--processes", "2"],
             "of 2 processes this one has no number; give each process its own --process-id, from 0 to 1",
         ),
+        (["--seed", "9" * 20], f"argument --seed: '{'9' * 20}' has more than 18 digits"),
         (["--seed", "-1"], "argument --seed: '-1' is not a whole number from 0 up"),
     ],
 )

@@ -141,8 +141,10 @@ def positive(text: str) -> int:
 
 def natural(text: str) -> int:
     """A whole number from 0 up."""
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    if len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{text!r} has more than 18 digits")
     return int(text)
 
 

@@ -98,9 +98,13 @@ def warnings_of(program: Program, typed: Program) -> list[Diagnostic]:
         if isinstance(value.type, OpenType) and isinstance(kind, TensorType):
             made += _whole_everywhere(value, kind, typed)
     for func in program.funcs:
+        lets = [site.statement for site in sites(program, func) if isinstance(site.statement, Let)]
+        # Positions and constants, as of `pos + iota[L]()`, have the dimension that they are made along.
+        numbers = {value.name for let in lets if not let.operands for value in let.results}
         for site in sites(program, func):
             if isinstance(site.statement, Let):
-                made += _outer(site.statement, site.scope)
+                if numbers.isdisjoint(map(str, site.statement.operands)):
+                    made += _outer(site.statement, site.scope)
                 made += _reduced_at_once(site.statement, site.scope, {value.name for value in func.params})
     return made
 

@@ -116,7 +116,7 @@ def read_settings(path: Path) -> KeptSettings | None:
 
 
 def _said(value: object) -> str:
-    if value is None:
+    if value is None or value == "":
         return "not given"
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
