@@ -121,7 +121,7 @@ def test_ended_at_random_moments(run: Run, signals: Sequence[signal.Signals], sh
 
 OTHERWISE: dict[str, list[tuple[str, Sequence[object]]]] = {
     "generate": [
-        ("--passes was , and is cleanup now", ("--passes", "cleanup")),
+        ("--passes was not given, and is cleanup now", ("--passes", "cleanup")),
         ("the list of stop tokens was [], and is [9] now", ("--stop-token", "9")),
         ("--samples was 1, and is 2 now", ("--samples", "2")),
         ("--weights was not given, and is int8 now", ("--weights", "int8")),
