@@ -175,14 +175,14 @@ class TimeSolver(Solver):
                     domain = domains[variable]
                     taken = self.device_bytes(node)[domain] * price
                     made.append(TableFactor((variable,), np.arange(len(domain))[:, None], taken))
-            moved = (node.func or "", node.name) in self.structure.moved
+            moved = (node.body, node.name) in self.structure.moved
             if moved and node.home >= 0 and (parting := self.standing(node)) is not None:
                 domain = domains[node.home]
                 made.append(TableFactor((node.home,), np.arange(len(domain))[:, None], parting[domain]))
         return made
 
     def parting(self, node: ValueNode) -> Floats | None:
-        named = node.func or "", node.name
+        named = node.body, node.name
         if named in self.structure.slices:
             return (
                 self.copied_s(2 * self.whole_bytes(node, node.group.root().codes)) * (node.weight or 1.0) * NANOSECONDS
@@ -196,7 +196,7 @@ class TimeSolver(Solver):
             at in self.statements and at[1][:-1] == body and reads_within(self.statements[at], number, mesh)
             for (at, number), _, _ in node.uses
         ]
-        if (node.func or "", node.name) in self.structure.after or not any(inside):
+        if (node.body, node.name) in self.structure.after or not any(inside):
             return ()
         group = node.group.root()
         _, steps, seconds = self.moves[group]
@@ -228,7 +228,7 @@ class TimeSolver(Solver):
         finite = np.isfinite(seconds)
         trips = node.weight or 1.0
         costs = np.where(finite, seconds, 0.0) * NANOSECONDS
-        if (node.func or "", node.name) in self.structure.after:
+        if (node.body, node.name) in self.structure.after:
             # What a product makes is then written, and read where it goes.
             parted = self.parted_s(node, node.group.root().codes)[None, :]
             costs = costs + np.where(costs == 0.0, 0.0, parted) * NANOSECONDS
@@ -387,7 +387,7 @@ class TimeSolver(Solver):
         held = self.whole_bytes(node, codes)
         u = self.constants.unoverlapped
         rest = np.zeros(len(codes))
-        charge = self.structure.after[node.func or "", node.name]
+        charge = self.structure.after[node.body, node.name]
         for each in charge.beside:
             rest += self.divided(each, codes, node.shape)
         return self.copied_s((1 + u) * held + (1 - u) * rest, charge.starts)
@@ -395,7 +395,7 @@ class TimeSolver(Solver):
     def standing(self, node: ValueNode) -> Floats | None:
         """Nanoseconds that it takes, in each layout of its group, to write a value that would have been computed in the
         kernels that read it; None where it is no such value."""
-        charge = self.structure.parted.get((node.func or "", node.name))
+        charge = self.structure.parted.get((node.body, node.name))
         if charge is None:
             return None
         codes = node.group.root().codes
@@ -461,14 +461,14 @@ class TimeSolver(Solver):
         node = entry.nodes[0]
         parted = np.zeros(len(entry.codes[0]))
         sides = [self.whole_bytes(node, codes) for codes in entry.codes]
-        if (node.func or "", node.name) in self.structure.after:
+        if (node.body, node.name) in self.structure.after:
             parted += self.parted_s(node, entry.codes[1])
         kind = collective_kind(operation)
         mesh = self.problem.program.mesh
         axes = tuple(axis for axis in operation.named_axes if axis in mesh)  # a part of a problem has some of them
         if kind is None:
             view = math.prod(mesh[axis] for axis in axes) == 1
-            within = (node.func or "", statement.results[0].name) in self.structure.slices
+            within = (entry.nodes[-1].body, statement.results[0].name) in self.structure.slices
             return parted + (0.0 if view or within else self.copied_s(2 * sides[1]))
         nbytes = sides[0] * (math.prod(mesh[axis] for axis in axes) if isinstance(operation, AllGather) else 1)
         once, per_byte = _seconds(kind, axes, self.topology, self.constants)
