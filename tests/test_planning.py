@@ -155,6 +155,12 @@ def test_without_time_weights_are_stored_as_decode_alone_has_them(model: str) ->
     assert longer.best.tokens_per_s >= hurried.best.tokens_per_s
 
 
+def test_more_positions_than_the_model_has_are_told(model: str) -> None:
+    page = str(plan(model, small(), 2, 1000, 64, batch=1, seconds=2))
+    assert "positions          1064, more than the model's 1024: it was not made for them\n" in page
+    assert "positions" not in str(plan(model, small(), 2, 960, 64, batch=1, seconds=2))
+
+
 def test_a_chip_by_name(made: ServingPlan, model: str) -> None:
     with pytest.raises(DiagnosticError, match="h1000"):
         plan(model, "h1000", 2, 256, 64)

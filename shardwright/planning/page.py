@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.movements.movement import duration_text
 from shardwright.ir.text.table import bytes_text, text_table
-from shardwright.planning.serving import ServingChoice, ServingPlan, counted, limit
+from shardwright.planning.serving import ServingChoice, ServingDemand, ServingPlan, counted, limit
 
 if TYPE_CHECKING:
     from shardwright.ir.types import TensorType
@@ -114,6 +114,7 @@ def page(made: ServingPlan, written: str | None = None) -> str:
                 f" values {bytes_text(peak.memory.activations)}",
             ),
             ("what limits", _BINDING.get(made.binding, f"{made.binding} in decode")),
+            ("positions", _beyond(demand)),
             ("expected error", best.costs["decode"].error_in_words()),
         ),
         "",
@@ -142,6 +143,12 @@ _BINDING = {
 }
 
 
+def _beyond(demand: ServingDemand) -> str:
+    """The positions of a sequence where they are more than the model's config has; nothing elsewhere."""
+    positions, longest = demand.prompt + demand.output, demand.model.model.longest
+    return f"{positions}, more than the model's {longest}: it was not made for them" if positions > longest else ""
+
+
 def _figures(*rows: tuple[str, str]) -> Iterator[str]:
     width = max(len(name) for name, _ in rows)
     yield from (f"{name:<{width}}  {said}" for name, said in rows if said)
@@ -153,7 +160,8 @@ def _phase_lines(served: ServingChoice, phase: str) -> Iterator[str]:
     cost = served.costs[phase]
     bound, share = limit(cost)
     least = served.bounds[phase]
-    proof = "proved least for these weights" if least >= 0.999 * cost.time_s else f"at least {duration_text(least)}"
+    proof = f"at least {duration_text(least)}" if least else "no bound found in the time"
+    proof = "proved least for these weights" if least >= 0.999 * cost.time_s else proof
     yield ""
     yield f"{phase}: {duration_text(cost.time_s)}, {proof}; {share:.0%} bound by {bound}; MFU {cost.mfu:.1%}"
     yield ""
