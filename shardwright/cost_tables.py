@@ -71,7 +71,7 @@ def cost_table(cost: Cost, compiled: CompiledCosts | None = None) -> str:
 
 
 def _token_lines(cost: Cost) -> tuple[str, ...]:
-    """What a token takes, of a function that reads weights: others do nothing of a model's work."""
+    """The share of the peak and the time of a token, of functions that read weights: others do no work of a model."""
     if not cost.parameters:
         return ()
     chip_seconds = f"{cost.chip_seconds_per_token:.4g} per token, {cost.tokens} tokens"
