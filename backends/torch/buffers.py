@@ -85,8 +85,11 @@ class Buffers:
         """The buffer that a tensor lies in."""
         if not self._lent:
             return None
-        at = tensor.untyped_storage().data_ptr()
-        return self._lent.get(at) or self._lent.get(at + -at % 4096)
+        storage = tensor.untyped_storage()
+        at = storage.data_ptr()
+        # Host memory begins at a page, which lies within its storage: not just behind another, small one.
+        within = -at % 4096
+        return self._lent.get(at) or (self._lent.get(at + within) if within < storage.nbytes() else None)
 
     def give_back(self, buffer: Buffer) -> None:
         """One value fewer lies in it."""
