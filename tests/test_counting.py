@@ -11,9 +11,8 @@ from shardwright.compiling.compile_program import load
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.hardware.chips import REFERENCE, Chip, load_chip
 from shardwright.ir.diagnostics import Source
-from shardwright.ir.ops import Alias, Permute
+from shardwright.ir.ops import Permute
 from shardwright.ir.program import Let, Marking, Program
-from shardwright.ir.types import TensorType
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult
 
@@ -32,30 +31,16 @@ def test_examples_are_counted_to_the_last_digit(path: Path, chip: Chip) -> None:
 
 
 def decided_later(source: Program, placed: Program) -> bool:
-    """Whether a result is put back into blocks, the source has types that nobody demands, or movements to a demanded
-    type and back were left out, since nothing but a result was made of the value."""
+    """Whether a result is put back into blocks, or the source has types that nobody demands."""
     found = any(
         isinstance(statement, Let) and any(value.marking is Marking.FOUND for value in statement.results)
         for func in source.funcs
         for statement, _ in func.walk()
     )
-    demanded = {
-        (func.name, value.name)
-        for func in source.funcs
+    return found or any(
+        isinstance(statement, Let) and isinstance(statement.operation, Permute)
+        for func in placed.funcs
         for statement, _ in func.walk()
-        if isinstance(statement, Let) and isinstance(statement.operation, Alias)
-        for value in statement.results
-        if isinstance(value.type, TensorType)
-    }
-    kept = {(func.name, value.name) for func in placed.funcs for s, _ in func.walk() for value in s.results}
-    return (
-        found
-        or bool(demanded - kept)
-        or any(
-            isinstance(statement, Let) and isinstance(statement.operation, Permute)
-            for func in placed.funcs
-            for statement, _ in func.walk()
-        )
     )
 
 

@@ -103,8 +103,13 @@ def _without_repeats(program: Program, func: Func) -> Func:
                 case Let(operation=Alias(), operands=(str() as source,)) if (
                     source not in states and scope.type_of(source) == statement.result.type
                 ):
-                    renamed[statement.result.name] = source
-                    continue
+                    if not _demanded_instead(made, source, statement.result):
+                        renamed[statement.result.name] = source
+                        continue
+                    now = statement.result.name
+                    scope.define(statement.result)
+                    renamed.update({name: now for name, other in renamed.items() if other == source} | {source: now})
+                    known.update({key: (now,) for key, names in known.items() if names == (source,)})
                 case Let():
                     operands = tuple((o, versions.get(o, 0)) if isinstance(o, str) else o for o in statement.operands)
                     names = tuple(value.name for value in statement.results)
@@ -146,6 +151,18 @@ def _without_repeats(program: Program, func: Func) -> Func:
     renamed: dict[str, str] = {}
     body = visit(func.body, Scope.of(program, func), {}, renamed)
     return replace(func, body=body, returns=tuple(renamed.get(name, name) for name in func.returns))
+
+
+def _demanded_instead(made: list[Statement], source: str, value: Value) -> bool:
+    """Gives what a movement makes the name under which the author demands its type, where nobody reads the other: as a
+    value that was found it might be merged into the next movement. Tells whether it did."""
+    last = made[-1] if made else None
+    if not isinstance(last, Let) or not isinstance(last.operation, Movement) or last.result.name != source:
+        return False
+    if value.marking is not Marking.DEMANDED or last.result.marking is Marking.DEMANDED:
+        return False
+    made[-1] = replace(last, results=(value,))
+    return True
 
 
 def _with_merged_movements(program: Program, func: Func) -> Func:

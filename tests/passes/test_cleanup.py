@@ -5,7 +5,8 @@ from __future__ import annotations
 from program_text import program
 
 from shardwright.backends.validation.validate import validate
-from shardwright.compiling.compile_program import print_program
+from shardwright.compiling.compile_program import load, print_program
+from shardwright.ir.diagnostics import Source
 from shardwright.ir.verification.completion import complete
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.pipelines import explicit, run_passes
@@ -156,5 +157,14 @@ def test_the_bodies_of_two_loops_may_use_one_name() -> None:
         }""")
     made = explicit(written)
     gathers = [line.strip() for line in print_program(made).splitlines() if "all_gather" in line]
-    assert gathers == ["w1_gathered :~ f32 EF = all_gather[x](w1)", "w_gathered :~ f32 EF = all_gather[x](w)"]
+    assert gathers == ["g: f32 EF = all_gather[x](w1)", "g: f32 EF = all_gather[x](w)"]
     assert not validate(written, made).skipped
+
+
+def test_a_demanded_type_is_kept_where_movements_would_cancel() -> None:
+    """The author's name goes to the movement that the demand needs: found, it would be merged with the next."""
+    text = "mesh x=2 y=2\ndim T=8\n\nfunc f(p: f32 T_xy) -> f32 T_xy {\n  q: f32 T_xy = p + 1\n  r: f32 T_x = q\n"
+    made = print_program(explicit(load(Source("f", text + "  return r\n}\n"))))
+    assert "  r: f32 T_x = all_gather[y](q)\n  r_sliced :~ f32 T_xy = slice[y -> T](r)\n" in made
+    free = print_program(explicit(load(Source("f", text.replace("r: f32 T_x", "r") + "  return r\n}\n"))))
+    assert "all_gather" not in free

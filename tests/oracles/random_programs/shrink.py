@@ -54,6 +54,8 @@ def _smaller(program: Program) -> Iterator[Program]:
         for n in reversed(range(len(func.body))):
             yield from (put(cut) for cut in _cut(func, n))
         for n, stmt in enumerate(func.body):
+            if isinstance(stmt, Loop) and not stmt.carries:
+                yield put(replace(func, body=(*func.body[:n], *stmt.body, *func.body[n + 1 :])))
             for other in _simpler(stmt):
                 yield put(replace(func, body=(*func.body[:n], other, *func.body[n + 1 :])))
         yield from (put(hoisted) for hoisted in _hoisted(func))
