@@ -7,11 +7,10 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar, cast
 
-from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, fault, located, nearest
+from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, did_you_mean, fault, located, nearest
 
 _UNITS = {
     "B": 1,
@@ -205,8 +204,10 @@ class TomlTable:
         self._take(key)
         if key not in self.values:
             others = [other for other in self.values if other not in self._taken]
-            for misspelt in get_close_matches(key, others, n=1, cutoff=0.75):
-                raise self.unknown(misspelt, [key])
+            # memory_bytes_per_s is no misspelt memory.
+            meant = did_you_mean(key, [other for other in others if not other.startswith(f"{key}_")])
+            if meant is not None:
+                raise self.unknown(meant, [key])
             where = f"[{'.'.join(str(p) for p in self.path if isinstance(p, str))}]" if self.path else "the file"
             raise fault("missing-key", f"{where} lacks the key `{key}`", self.span(None))
         return self.values[key]

@@ -144,13 +144,11 @@ def model_size(program: Program, func: Func) -> tuple[int, int]:
     """How many tokens a call works on, and how many parameters there are.
 
     Parameters are the elements of the weights that the function reads, or of a program that declares none, of the
-    function's arguments after the first. Tokens are numbered by the dimensions of the first argument that these have
+    arguments after the first that it reads. Tokens are numbered by the dimensions of the first argument that these have
     not. Of the matrices of a grouped product those count that one token meets.
     """
-    weights, met = program.weights or func.params[1:], _met(program, func)
-    read = {value.name for value in func.params}.union(names_read(func.body))
-    counted = [value for value in weights if value.name in read]
-    parameters = sum(round(value.shape.elements * met.get(value.name, 1.0)) for value in counted)
+    weights, met, read = program.weights or func.params[1:], _met(program, func), names_read(func.body)
+    parameters = sum(round(v.shape.elements * met.get(v.name, 1.0)) for v in weights if v.name in read)
     named = {name for value in weights for name in value.type.names}
     first = func.params[0].type.dims if func.params else ()
     return math.prod(dim.size for dim in first if dim.name not in named), parameters

@@ -45,7 +45,7 @@ _LEAST_SECONDS = 0.5
 """For one search, however little is left: it has layouts then, and no proof."""
 
 _MOST_TOKENS = 1 << 15
-"""Of a prefill, unless one prompt has more: all products are bound by their arithmetic long before."""
+"""A prefill has no more tokens, unless one prompt has: all products are bound by their arithmetic long before."""
 
 _NO_LAYOUTS = ("does-not-fit", "no-placement", "out-of-time")
 
@@ -99,8 +99,8 @@ class _Planner:
     """Looks for the best way to serve: how many rows by each phase alone, then layouts for both together. `known` has
     what was found for a mesh, rows of decode and of prefill, `alone` what was found for a phase and its rows.
 
-    Where the time is over, or nothing fits, weights lie for both as decode alone has them: each phase then is a search
-    by itself.
+    Weights that lie as decode alone has them make of both phases two small searches, and so a first answer, which the
+    search with all layouts open has to better in the time that is left.
     """
 
     demand: ServingDemand
