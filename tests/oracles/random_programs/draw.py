@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from oracles.random_programs import eight_bits, models
 from oracles.random_programs.build import rename
-from oracles.random_programs.expressions import DRAWS, SMOOTH, WEIGHTS, Scope, Source
+from oracles.random_programs.expressions import DRAWS, SMOOTH, WEIGHTS
+from oracles.random_programs.scope import Scope, Source
 from oracles.random_programs.tree import (
     Assign,
     Decl,

@@ -17,7 +17,7 @@ from oracles.random_programs.tree import EIGHT_BITS, Expr, Layout, Program, Shap
 
 if TYPE_CHECKING:
     from oracles.random_programs.draw import Drawing, Wishes
-    from oracles.random_programs.expressions import Scope
+    from oracles.random_programs.scope import Scope
 
 Array = npt.NDArray[Any]
 
@@ -106,7 +106,8 @@ def number(d: Drawing, dtype: str) -> Expr:
 
 def narrowed(d: Drawing, scope: Scope) -> Expr | None:
     """Another format converted to 8 bits: often a sum, which may be partial and has to be whole for that."""
-    from oracles.random_programs.expressions import contraction, pick, reduction
+    from oracles.random_programs.expressions import contraction, reduction
+    from oracles.random_programs.scope import pick
 
     if d.chance(0.5):
         a = d.rng.choice((contraction, reduction))(d, scope)
@@ -117,7 +118,8 @@ def narrowed(d: Drawing, scope: Scope) -> Expr | None:
 
 def narrow_product(d: Drawing, scope: Scope) -> Expr | None:
     """A contraction of which one operand or both are converted to 8 bits first."""
-    from oracles.random_programs.expressions import pick, product, union
+    from oracles.random_programs.expressions import product
+    from oracles.random_programs.scope import pick, union
 
     a = pick(d, scope, lambda s: bool(s.dims) and (is_f8(s.dtype) or is_wide(s.dtype)))
     if a is None:

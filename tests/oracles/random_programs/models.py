@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oracles.random_programs import build
-from oracles.random_programs.expressions import Scope, Source
+from oracles.random_programs.scope import Scope, Source
 from oracles.random_programs.tree import Assign, Decl, Dim, Expr, Loop, SetState, Shaped, Stmt, Target, is_f8, ref
 
 if TYPE_CHECKING:
