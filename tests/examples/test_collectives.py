@@ -118,7 +118,7 @@ def test_multiquery_attention_over_batch(func: str) -> None:
         "reduce_scatter[x -> B](v_new_dot) -> B_xyzLD",
         "all_to_all[xyz: H -> B](q_heads) -> B_xyzLHD",
         "all_to_all[xyz: B -> H](o) -> BLH_xyzD",
-        "all_gather[x](o_moved) -> BLH_yzD",
+        "all_gather[x](o_heads) -> BLH_yzD",
         "reduce_scatter[yz -> E](y_partial) -> BLE_xyz",
     ]
 
@@ -172,7 +172,7 @@ def test_the_parallel_block_whole() -> None:
         "all_to_all[xyz: B -> H](o) -> BLH_xyzD",
         "reduce_scatter[x -> F](gate_partial) -> BLF_xyz",
         "reduce_scatter[x -> F](up_partial) -> BLF_xyz",
-        "all_gather[x](o_moved) -> BLH_yzD",
+        "all_gather[x](o_heads) -> BLH_yzD",
         "all_gather[x](f) -> BLF_yz",
         "reduce_scatter[yz -> E](y_add) -> BLE_xyz",
     ]
