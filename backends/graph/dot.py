@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -17,6 +18,14 @@ from shardwright.ir.program import Func, Program
 
 _LONG = 150
 """Nodes from which a picture is drawn tighter."""
+
+
+@dataclass(frozen=True)
+class GraphText:
+    """The DOT text of a picture, and for the node of each fold that of what it shows."""
+
+    whole: str
+    unfolded: Mapping[str, str]
 
 
 def to_dot(
@@ -37,6 +46,20 @@ def to_dot(
 
     Raises a `DiagnosticError` where the program has no function of that name, ModuleNotFoundError without graphviz.
     """
+    return graph_text(program, source, func, title, annotations, folded=folded, shapes=shapes).whole
+
+
+def graph_text(
+    program: Program,
+    source: Source | None,
+    func: str | None,
+    title: str | None,
+    annotations: Annotations | None,
+    *,
+    folded: bool,
+    shapes: bool,
+) -> GraphText:
+    """The text of `to_dot`, with what its folds show."""
     import graphviz
 
     funcs = [_chosen(program, func)] if func is not None else list(program.funcs)
@@ -48,20 +71,16 @@ def to_dot(
             FunctionDrawer(picture, one).draw(cluster)
     if title is None:
         title = _default_title(source, funcs)
-    is_long = picture.n_nodes > _LONG
+    spacing = ("0.2", "0.25") if picture.n_nodes > _LONG else ("0.32", "0.34")
+    head = {"label": head_label(title, program, funcs, picture.tally), "labelloc": "t", "labeljust": "l"}
+    unfolded = {node: _styled(one, *spacing, pad="0", bgcolor="transparent") for node, one in picture.unfolded.items()}
+    return GraphText(_styled(body, *spacing, **head, pad="0.25", bgcolor="white"), unfolded)
+
+
+def _styled(body: Any, nodesep: str, ranksep: str, **more: str) -> str:
+    """The text of a graph whose nodes and edges are there."""
     body.attr(
-        "graph",
-        label=head_label(title, program, funcs, picture.tally),
-        labelloc="t",
-        labeljust="l",
-        rankdir="TB",
-        fontname=FONT,
-        fontsize="11",
-        bgcolor="white",
-        pad="0.25",
-        nodesep="0.2" if is_long else "0.32",
-        ranksep="0.25" if is_long else "0.34",
-        tooltip=" ",
+        "graph", rankdir="TB", fontname=FONT, fontsize="11", nodesep=nodesep, ranksep=ranksep, tooltip=" ", **more
     )
     body.attr("node", fontname=FONT, fontsize="11", height="0.3", width="0.4", margin="0.14,0.09", fontcolor=INK)
     body.attr("edge", fontname=FONT, fontsize="10", arrowsize="0.65", arrowhead="normal", color=LINE, fontcolor=INK)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.backends.graph.annotations import Annotations
-from shardwright.backends.graph.dot import to_dot
+from shardwright.backends.graph.dot import graph_text
 from shardwright.backends.graph.rendering import FORMATS, render
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
 from shardwright.ir.program import Func, Program
@@ -130,22 +130,11 @@ def draw(
 
             costed = [one for one in program.funcs if func in (None, one.name)]
             annotations = of_costs([_cost(program, one, chip, constants) for one in costed])
-        text = partial(to_dot, program, source=source, func=func, title=title, annotations=annotations, shapes=shapes)
-        drawing = Drawing(dot := text(folded=folded))
-        if folded:
-            drawing = Drawing(dot, partial(_graph, dot, text))
+        made = graph_text(program, source, func, title, annotations, folded=folded, shapes=shapes)
+        drawing = Drawing(made.whole, partial(render, made.whole, unfolded=made.unfolded))
     if path is not None:
         drawing.save(path)
     return drawing
-
-
-def _graph(dot: str, text: Callable[..., str], fmt: str) -> bytes:
-    """A graph with its folds; the page has it with every fold open, too."""
-    if fmt != "html":
-        return render(dot, fmt)
-    from shardwright.backends.graph.page import page
-
-    return page(render(dot, "svg").decode(), opened=render(text(folded=False), "svg").decode()).encode()
 
 
 def draw_timeline(timeline: Timeline, window: tuple[float, float] | None = None) -> Drawing:

@@ -95,6 +95,8 @@ class Picture:
     shapes: bool = False
     """Whether labels have the shapes that a chip holds."""
     tally: Tally = field(default_factory=Tally)
+    unfolded: dict[str, Any] = field(default_factory=dict[str, Any])
+    """For the node of each fold a graph of what it shows."""
     n_nodes: int = 0
     n_clusters: int = 0
 
@@ -263,6 +265,24 @@ class FunctionDrawer:
             self.origins[value.name] = _Origin(
                 fold.node, value.name, value.marking, False, definition, self.picture.n_nodes
             )
+        if statement is fold.members[-1]:
+            self.unfold(fold, scope)
+
+    def unfold(self, fold: Fold, scope: Scope) -> None:
+        """Draws what a fold shows as a graph of its own, in which what it uses of others is a node each."""
+        import graphviz
+
+        body: Any = graphviz.Digraph(fold.node)
+        self.picture.unfolded[fold.node] = body
+        inner = FunctionDrawer(replace(self.picture, tally=Tally(), unfolded={}), self.func)
+        inner.clusters.append(body)
+        for member in fold.members:
+            for name in reads(member):
+                if name not in inner.origins:
+                    node = inner.node(SMALL, font(f"↓ {escaped(shortened(name))}", size=9), [name])
+                    inner.origins[name] = replace(self.origins[name], node=node, labelled=True, again=None, outer=None)
+            inner.let(member, scope, 1)
+        self.picture.n_nodes = inner.picture.n_nodes
 
     def title(self, fold: Fold) -> str:
         """The title of a fold: the calls as the author wrote them, else its operations."""

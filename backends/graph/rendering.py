@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ _WIDEST_PNG = 30_000.0
 """Pixels; cairo draws no image of more than 32767."""
 
 
-def render(dot_text: str, fmt: str) -> bytes:
-    """A picture in one of `FORMATS`: SVG with tooltips, an HTML page that stands alone, PNG at 144 dots per inch.
+def render(dot_text: str, fmt: str, unfolded: Mapping[str, str] | None = None) -> bytes:
+    """A picture in one of `FORMATS`: SVG with tooltips, an HTML page that stands alone, PNG at 144 dots per inch. A
+    page has for nodes of `unfolded` the picture of these texts to open them with.
 
     Raises a `DiagnosticError` for another format, ModuleNotFoundError without pygraphviz.
     """
@@ -35,7 +36,8 @@ def render(dot_text: str, fmt: str) -> bytes:
         from shardwright.backends.graph.page import page
         from shardwright.backends.graph.svg import with_tooltips
 
-        return page(with_tooltips(_graphviz(dot_text, "svg"))).encode()
+        inside = {node: with_tooltips(_flat(text)) for node, text in (unfolded or {}).items()}
+        return page(with_tooltips(_graphviz(dot_text, "svg")), inside).encode()
     if fmt in ("png", "pdf"):
         return _graphviz(dot_text, fmt)
     raise fault("picture-format", f"there is no picture format {fmt!r}", *_formats())
@@ -56,6 +58,16 @@ def _graphviz(dot_text: str, fmt: str) -> bytes:
             longest = max(float(part) for part in graph.graph_attr["bb"].split(","))
             graph.graph_attr["dpi"] = str(max(24, min(_PNG_DPI, int(_WIDEST_PNG * 72 / max(longest, 1.0)))))
         drawn: bytes = graph.draw(format=fmt, prog="nop2")
+    return drawn
+
+
+def _flat(dot_text: str) -> bytes:
+    """The SVG of a graph without clusters."""
+    import pygraphviz
+
+    with fonts(), _quiet():
+        graph: Any = pygraphviz.AGraph(string=dot_text)
+        drawn: bytes = graph.draw(format="svg", prog="dot")
     return drawn
 
 

@@ -53,6 +53,24 @@ def test_norms_rotary_and_swiglu_are_one_node_between_collectives() -> None:
     assert len(every) > len(folded) + 10
 
 
+def test_a_page_has_what_each_fold_shows() -> None:
+    """Each statement of a fold once, where nothing else has its node's name."""
+    program, source = example("10_palm_parallel_block")
+    page = draw(program, source=source).rendered("html").decode()
+    folded = {statement.result.name for func in program.funcs for one in bodies(func.body) for statement in let(one)}
+    inside = re.findall(r'<template data-node="(n\d+)">(.*?)</template>', page, re.DOTALL)
+    titles = [title for _, text in inside for title in re.findall(r"<title>(\w+)[ :].*?</title>", text, re.DOTALL)]
+    assert folded <= set(titles)
+    assert len(folded) > 10
+    names = re.findall(r'<g id="(n\d+)"', page)
+    assert len(names) == len(set(names))
+    assert {node for node, _ in inside} <= set(names)
+
+
+def let(body: tuple[Statement, ...]) -> list[Let]:
+    return [member for fold in {id(fold): fold for fold in folds(body).values()}.values() for member in fold.members]
+
+
 def test_without_the_text_a_fold_says_what_it_computes() -> None:
     program, _ = example("10_palm_parallel_block")
     assert any(label.startswith("sum[E]") for label in labels(to_dot(program)))
