@@ -8,10 +8,11 @@ from pathlib import PurePath
 from typing import Any
 
 from shardwright.backends.graph.annotations import Annotations
-from shardwright.backends.graph.functions import FunctionDrawer, Picture, tip
+from shardwright.backends.graph.functions import FunctionDrawer
 from shardwright.backends.graph.labels import escaped, font
 from shardwright.backends.graph.layout import FUNCTION
 from shardwright.backends.graph.legend import head_label
+from shardwright.backends.graph.nodes import Picture, tip
 from shardwright.backends.graph.palette import FONT, INK, LINE
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, nearest
 from shardwright.ir.program import Func, Program
