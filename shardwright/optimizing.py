@@ -23,16 +23,20 @@ class Optimized:
     they are proved. Where `is_plain`, the plain function runs, since XLA's own partitioning of it receives fewer bytes.
     """
 
-    def __init__(self, traced: Trace, compiled: Compiled, mesh: Any, trees: tuple[Any, Any]) -> None:
+    def __init__(self, traced: Trace, compiled: Compiled, mesh: Any, args: Sequence[Any], results: Any) -> None:
+        import jax
+
         self.traced, self.compiled, self.mesh, self.is_plain = traced, compiled, mesh, False
         module = load_module(compiled.text)
         (func,) = compiled.program.funcs
         built = getattr(module, f"build_{func.name}")(mesh)
         self._tables = (module.put(traced.weights, module.WEIGHTS, mesh), {}) if traced.weights else ()
-        self._built, self._arguments, self._results = built, *trees
+        self._built, self._results = built, results
+        leaves, self._arguments = jax.tree_util.tree_flatten(tuple(args))
+        self._shapes = [_shape(leaf) for leaf in leaves]
 
     def __call__(self, *args: Any) -> Any:
-        """The function's results, in its own tree. Raises ValueError for arguments of another tree."""
+        """The function's results, in its own tree. Raises ValueError for arguments of another tree, shape or format."""
         import jax
 
         results = self._built(*self._tables, *self._leaves(args))
@@ -50,6 +54,8 @@ class Optimized:
         """Runs the plain function from here on where a chip receives fewer bytes by XLA's partitioning of it."""
         import jax
 
+        if not any(isinstance(getattr(leaf, "sharding", None), jax.NamedSharding) for leaf in jax.tree.leaves(args)):
+            return self  # the plain function runs on one device
         plain = jax.jit(function)
         if _bytes(plain.lower(*args), self.mesh) < _bytes(self.lower(*args), self.mesh):
             leaves = self._arguments.unflatten
@@ -67,6 +73,11 @@ class Optimized:
         leaves, tree = jax.tree_util.tree_flatten(tuple(args))
         if tree != self._arguments:
             raise ValueError(f"arguments are {tree}, and the function was optimized for {self._arguments}")
+        for (path, _, _), shape, leaf in zip(self.traced.inputs, self._shapes, leaves, strict=True):
+            if (given := _shape(leaf)) != shape:
+                raise ValueError(
+                    f"argument {path} is {given}, and the function was optimized for {shape}: optimize it for that"
+                )
         if self.is_plain:
             return leaves
         return [numbers_of(leaf) for leaf in leaves]
@@ -91,15 +102,16 @@ def optimize(
 
     `args` are arrays or `jax.ShapeDtypeStruct`; a `NamedSharding` of one is a demand, as are the function's own
     (`jit`, `with_sharding_constraint`), and all else is chosen: the least predicted time on `chip`, or with `objective`
-    "bytes" the fewest bytes received. Then both are compiled, and the plain function is kept where it receives less, as
-    where blocks go to other blocks that digits do not express (`Optimized.is_plain`). `mesh` is a `jax.sharding.Mesh`,
-    or sizes by axis. Raises a `DiagnosticError` where the function cannot be traced, does not mean what its program
-    does, or demands cannot be met.
+    "bytes" the fewest bytes received. Then, if arguments have shardings, both are compiled, and the plain function is
+    kept where it receives less, as where blocks go to other blocks that digits do not express (`Optimized.is_plain`).
+    `mesh` is a `jax.sharding.Mesh`, or one without devices, or sizes by axis. Raises a `DiagnosticError` where the
+    function cannot be traced, does not mean what its program does, or demands cannot be met.
     """
     import jax
 
-    if isinstance(mesh, Mapping):
-        sizes = {str(axis): int(size) for axis, size in mesh.items()}
+    if isinstance(mesh, Mapping | jax.sharding.AbstractMesh):
+        shape = mesh.shape if isinstance(mesh, jax.sharding.AbstractMesh) else mesh
+        sizes = {str(axis): int(size) for axis, size in shape.items()}
         devices = arrange_devices(math.prod(sizes.values())).devices
         kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
         mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=devices)
@@ -110,8 +122,17 @@ def optimize(
     traced.require_agreement()
     compiled = compile_program(traced.program, objective=objective, chip=chip, solver=solver)
     results = jax.eval_shape(function, *args)
-    made = Optimized(traced, compiled, mesh, (jax.tree_util.tree_structure(tuple(args)), results))
+    made = Optimized(traced, compiled, mesh, args, results)
     return made.unless_plain_receives_less(function, _over(mesh, args)) if objective == "bytes" else made
+
+
+def _shape(leaf: Any) -> str:
+    """The shape and the format of an argument, as `f32[8,16]`."""
+    import jax
+    import numpy as np
+
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf))
+    return f"{dtype}[{','.join(map(str, np.shape(leaf)))}]"
 
 
 def _over(mesh: Any, args: Sequence[Any]) -> Any:

@@ -62,7 +62,8 @@ def search(
     copies = (Offload(),) if off_device(filled) else ()
     found = choose(run_passes(filled, (*copies, Decompose(), Cleanup())), objective, seconds, options, known)
     if filled is program or not copies:
-        return found
+        closed = found.status == "optimal" and found.bound_s >= found.objective_s * (1 - ENOUGH)
+        return found if closed else replace(found, status="feasible")
     # Of all ways to fill memories: what layouts take that need no copies, and the copies that there must be.
     free = replace(objective, chip=replace(objective.chip, memory_bytes=math.inf))
     bound = search(on_device(filled), free, seconds, options).bound_s + least_copies_s(program, objective)

@@ -118,6 +118,17 @@ class Place(Pass):
         chip = chip_for(program, self.chip)
         return Objective(chip, chip.constants, self.calls_in(program), self.solver)
 
+    def totals(self, program: Program) -> tuple[float, int]:
+        """The seconds that all calls of an explicit program take, and the bytes received."""
+        from shardwright.cost.programs.program_cost import cost_of
+
+        wanted = self.wanted(program)
+        costs = [(wanted.count(f.name), cost_of(program, f, wanted.chip, wanted.constants)) for f in program.funcs]
+        return (
+            sum(count * cost.time_s for count, cost in costs),
+            round(sum(count * cost.bytes_received_per_chip for count, cost in costs)),
+        )
+
     def calls_in(self, program: Program) -> dict[str, float]:
         """How often each function is called, of those that are named."""
         made: dict[str, float] = {}

@@ -239,6 +239,8 @@ class _Reader:
 
         for equation in jaxpr.eqns:
             primitive = equation.primitive.name
+            if not equation.outvars:  # it prints
+                continue
             operands = tuple(map(operand, equation.invars))
             params: dict[str, Any] = dict(equation.params)
             frames = own_frames(equation) if calls is None else calls and calls + own_frames(equation, jaxpr)

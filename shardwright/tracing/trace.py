@@ -89,7 +89,8 @@ class Trace:
                 f"the traced program differs from the function by {self.largest_relative_difference:.1e}, relative to "
                 "the largest magnitude",
                 NOWHERE,
-                "give example arguments that are typical: integers are drawn between their least and greatest",
+                "give example arguments that are typical: integers, and floats of which none is negative, are drawn "
+                "between their least and greatest",
             )
 
     def __repr__(self) -> str:
@@ -241,10 +242,14 @@ def _difference_of(program: Program, asked: tuple[Any, ...], known: tuple[Traced
     from shardwright.backends.simulation.reference import evaluate
 
     (function, module, args, seed, is_smaller), (traced, names, weights) = asked, known
-    inputs = random_arguments(args, traced.inputs, seed, is_scaled=is_smaller)
+    scales = _scales(program, names) if is_smaller or _rounds(traced) else {}
+    inputs = random_arguments(args, traced.inputs, seed, scales)
     tried = weights
     if module is None:
         expected = _called(function, args, inputs)
+        if any(np.isnan(result.astype(np.float64)).any() for result in expected):  # a root of a negative number, say
+            inputs = random_arguments(args, traced.inputs, seed, scales, is_positive=True)
+            expected = _called(function, args, inputs)
     else:
         noisy = module.random_weights(seed)
         expected = module.called(noisy, inputs)
@@ -363,24 +368,46 @@ def _variables(graph: Graph) -> Iterator[Variable]:
                 yield from _variables(body)
 
 
+def _scales(program: Program, names: Sequence[str]) -> dict[int, float]:
+    """For the places of parameters that products sum one over the root of how many numbers they sum, with which a
+    product is as large as what it is made of, and rounding decides nothing."""
+    from shardwright.ir.ops import Contract
+    from shardwright.ir.program import Let
+    from shardwright.ir.walk import sites
+
+    (func,) = program.funcs
+    sizes, made = program.sizes(func), dict[int, float]()
+    for site in sites(program, func):
+        if isinstance(site.statement, Let) and isinstance(site.statement.operation, Contract):
+            given = [name for name in map(str, site.statement.operands) if name in names]
+            if given:
+                made[names.index(given[-1])] = math.prod(sizes[dim] for dim in site.statement.operation.dims) ** -0.5
+    return made
+
+
 def random_arguments(
-    args: Sequence[Any], edges: Sequence[GraphEdge], seed: int, *, is_scaled: bool = False
+    args: Sequence[Any],
+    edges: Sequence[GraphEdge],
+    seed: int,
+    scales: Mapping[int, float] | None = None,
+    *,
+    is_positive: bool = False,
 ) -> list[Array]:
     """Random arrays in the order of the flattened arguments.
 
-    Integers lie between the example's least and greatest, bools and floats without a negative number likewise; other
-    floats, and what has a shape alone, are normal; with `is_scaled`, matrices over the root of the dimension that a
-    product sums, so that rounding decides nothing.
+    Integers lie between the example's least and greatest, without 0 where that has none, bools and floats without a
+    negative number likewise; other floats, and what has a shape alone, are normal, times the `scales` of their places;
+    with `is_positive`, magnitudes.
     """
     import jax
 
     random = np.random.default_rng(seed)
     leaves = jax.tree_util.tree_leaves(args)
     made = [_random(leaf, edge, random) for leaf, edge in zip(leaves, edges, strict=True)]
-    for i, edge in enumerate(edges if is_scaled else ()):
-        if made[i].dtype.kind not in "biu" and len(edge.shape) > 1:
-            made[i] = made[i] * made[i].dtype.type(edge.shape[-2] ** -0.5)
-    return made
+    for at, scale in (scales or {}).items():
+        if made[at].dtype.kind not in "biu":
+            made[at] = made[at] * made[at].dtype.type(scale)
+    return [array if array.dtype.kind in "biu" else np.abs(array) for array in made] if is_positive else made
 
 
 def _random(leaf: Any, edge: GraphEdge, random: np.random.Generator) -> Array:
@@ -391,6 +418,8 @@ def _random(leaf: Any, edge: GraphEdge, random: np.random.Generator) -> Array:
         made = (
             random.uniform(low, high, edge.shape) if is_float else random.integers(int(low), int(high) + 1, edge.shape)
         )
+        if low < 0 < high and not is_float and known.all():
+            made = np.where(made == 0, int(high), made)
     else:
         made = random.normal(size=edge.shape) if is_float else random.integers(0, 2, edge.shape)
     import jax.numpy as jnp
@@ -432,6 +461,10 @@ def from_file(name: str, path: str, arguments: str | None) -> tuple[Callable[...
     other, _, member = (arguments or f"{path}:example_args").rpartition(":")
     made = _member(module if other == path else user_module(other), other, member, "--args FILE.py:ARGS")
     args: Any = made() if callable(made) else made
+    if not isinstance(args, tuple | list):
+        reason = f"{member} gives {type(args).__name__}, and not a tuple of arguments"
+        hint = "return (x,) for one argument x; arguments by keyword are those of a functools.partial of the function"
+        raise of_file("not-arguments", reason, other, hint)
     return function, tuple(args)
 
 

@@ -15,6 +15,7 @@ from program_text import program
 
 from shardwright.backends.validation.validate import TOLERANCE, compare
 from shardwright.cli.front import main
+from shardwright.compiling.checking import check_in_full
 from shardwright.compiling.compile_program import load
 from shardwright.cost.choosing import limited_placement
 from shardwright.cost.choosing.divisible_placement import place_layouts
@@ -22,11 +23,18 @@ from shardwright.cost.choosing.layout_codes import StateNumbering
 from shardwright.cost.choosing.layout_problem import PlacementOptions
 from shardwright.cost.choosing.layouts import moving_costs
 from shardwright.cost.choosing.limited_placement import LimitedPlacement, PlacementProof, on_axes
+from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.choosing.work_limit import WorkLimit
+from shardwright.cost.hardware.chips import REFERENCE
+from shardwright.cost.movements.movement import duration_text
+from shardwright.cost.programs.program_cost import cost_of
+from shardwright.ir.diagnostics import Source
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.program import Program
+from shardwright.ir.ops import Permute
+from shardwright.ir.program import Let, Program
 from shardwright.ir.types import Dim, DType, Shape
 from shardwright.passes.compiling import place
+from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.found import TimeProof
@@ -199,3 +207,41 @@ def test_written_movements_over_axes_that_a_part_of_the_problem_lacks(
     path = str(Path(__file__).parent / "hard" / "written_movements.shard")
     assert main(["check", path, "--mesh", sizes]) == 0
     assert "reduce_scatter" in capsys.readouterr().out
+
+
+STRIDED = """mesh x=2 y=2
+dim B=8 E=64 order x y
+
+func f(a: f32 BE_y) -> f32 BE_y {
+  return gelu(a)
+}
+"""
+
+
+@pytest.mark.parametrize("objective", ["time", "bytes"])
+def test_what_moves_at_the_edges_is_counted_and_told_apart(objective: str) -> None:
+    """Layouts are chosen before anybody knows which arrays come and go in strides."""
+    source = load(Source("strided", STRIDED))
+    traces: list[PassRecord] = []
+    wanted = Place(objective=objective)
+    made = explicit(source, traces.append, place=wanted)
+    proof, checked = proof_of(traces), check_in_full(source, place=wanted).proof
+    (func,) = made.funcs
+    cost = cost_of(made, func, REFERENCE)
+    assert proof is not None
+    assert checked == proof
+    assert not proof.proved
+    edges = sum(isinstance(let.operation, Permute) for let in func.body if isinstance(let, Let))
+    assert edges == 2
+    if isinstance(proof, TimeProof):
+        assert proof.time_s == pytest.approx(cost.time_s, rel=1e-9)
+        assert proof.bound_s == pytest.approx(proof.time_s - proof.edges_s, rel=1e-9)
+        assert str(proof).endswith(
+            f"proved least but for {duration_text(proof.edges_s)} at the edges (see edge-blocks)"
+        )
+    else:
+        assert proof.as_json()["bytes_received"] == cost.bytes_received_per_chip == 1024
+        assert str(proof).endswith("1,024 received per chip, proved least but for 1,024 at the edges (see edge-blocks)")
+    found = search(source, Objective())
+    assert found.status == "feasible"
+    assert "proved least but for" in found.in_words()

@@ -51,7 +51,7 @@ def test_quotients_of_any_sign(which: str, dtype: Any) -> None:
     check(functions[which], a[fits], b[fits])
 
 
-@pytest.mark.parametrize("number", [3, 7, 128])
+@pytest.mark.parametrize("number", [3, 7, 128, -3, -128])
 def test_quotients_by_a_number(number: int) -> None:
     check(lambda a: (a // number, a % number, lax.div(a, number), lax.rem(a, number)), whole_range(np.int32))
 

@@ -136,3 +136,32 @@ def test_two_meshes_or_two_orders_are_refused(mesh: Any) -> None:
         trace(lambda a, b: a + b, (laid(mesh, "data"), laid(other, "data")))
     with pytest.raises(DiagnosticError, match="split one dimension over data model in two orders"):
         trace(lambda a, b: a + b, (laid(mesh, ("data", "model")), laid(mesh, ("model", "data"))))
+
+
+def test_arguments_of_another_shape_or_format_are_refused(mesh: Any) -> None:
+    """The program has the sizes that it was traced at, 1/8 for a mean of 8 numbers say."""
+    x = jnp.arange(128, dtype=jnp.float32).reshape(8, 16)
+    made = optimize(lambda a: {"y": a["x"] - a["x"].mean(0)}, ({"x": x},), mesh)
+    np.testing.assert_allclose(made({"x": x})["y"], x - x.mean(0), atol=1e-4)
+    where = r"argument 0.x is float32\[16,16\], and the function was optimized for float32\[8,16\]"
+    with pytest.raises(ValueError, match=where):
+        made({"x": jnp.concatenate([x, x])})
+    with pytest.raises(ValueError, match=where):
+        jax.jit(made)({"x": jnp.concatenate([x, x])})
+    with pytest.raises(ValueError, match=r"argument 0.x is bfloat16\[8,16\]"):
+        made({"x": x.astype(jnp.bfloat16)})
+
+
+def test_bytes_of_arguments_that_lie_nowhere(mesh: Any) -> None:
+    """The plain function would run on one device, which is no layout over the mesh."""
+    x, w = jnp.ones((8, 16)), jnp.ones((16, 8))
+    made = optimize(lambda a, b: jnp.tanh(a @ b), (x, w), mesh, objective="bytes")
+    assert not made.is_plain
+    np.testing.assert_allclose(made(x, w), jnp.tanh(x @ w), rtol=1e-6)
+
+
+def test_a_mesh_without_devices_is_given_those_there_are() -> None:
+    over = jax.sharding.AbstractMesh(tuple(SIZES.values()), tuple(SIZES))
+    made = optimize(jnp.tanh, (jnp.ones((8, 16)),), over)
+    assert dict(made.mesh.shape) == SIZES
+    np.testing.assert_allclose(made(jnp.ones((8, 16))), np.tanh(np.ones((8, 16))), rtol=1e-6)

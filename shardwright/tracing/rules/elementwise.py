@@ -39,9 +39,12 @@ _OF_ANY_SIGN = (
     "({0} / {1} + convert[{dt}](logical_and(logical_not(equal({0} / {1} * {1}, {0})),"
     " logical_not(equal(less({0}, 0), less({1}, 0))))))"
 )
+_BELOW_NOUGHT = _OF_ANY_SIGN.replace("logical_not(equal(less({0}, 0), less({1}, 0)))", "logical_not(less({0}, 0))")
 _ON_INTEGERS = {"abs": "maximum({0}, -{0})", "div": _QUOTIENT, "rem": f"{{0}} - {_QUOTIENT} * {{1}}"}
 _ON_SIGNS = {"div": _OF_ANY_SIGN, "rem": f"{{0}} - {_OF_ANY_SIGN} * {{1}}"}
 """Where the divisor may be negative."""
+_ON_NEGATIVES = {"div": _BELOW_NOUGHT, "rem": f"{{0}} - {_BELOW_NOUGHT} * {{1}}"}
+"""Where it is."""
 _ON_UNSIGNED = {"abs": "{0}", "div": "{0} / {1}", "rem": "{0} - ({0} / {1}) * {1}"}
 _ON_FLOATS = {
     "abs": "abs({})",
@@ -144,7 +147,7 @@ def _table_rule(w: GraphWriter, op: Application) -> None:
     if table is _ON_INTEGERS and op.primitive in _ON_SIGNS:
         above, below = (range_of(w, operand) for operand in op.operands)
         if below is None or below[0] < 0:
-            table = _ON_SIGNS
+            table = _ON_NEGATIVES if below is not None and below[1] < 0 else _ON_SIGNS
         elif above is not None and above[0] >= 0:
             table = _ON_UNSIGNED
     template = table.get(op.primitive) or _BITWISE.get(op.primitive) or _ELEMENTWISE[op.primitive]

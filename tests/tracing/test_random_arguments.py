@@ -1,0 +1,85 @@
+"""Arguments drawn at random are such as the function takes: no roots of negative numbers, no division by 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shardwright import trace
+from shardwright.__main__ import main
+from shardwright.tracing.graph import GraphEdge
+from shardwright.tracing.trace import random_arguments
+
+
+def test_a_second_moment_of_which_only_the_shape_is_known() -> None:
+    def step(p: Any, m: Any, v: Any, g: Any) -> Any:
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        return p - 0.01 * m / (jnp.sqrt(v) + 1e-8), m, v
+
+    shape = jax.ShapeDtypeStruct((4, 8), jnp.float32)
+    assert trace(step, (shape,) * 4).largest_relative_difference < 1e-6
+
+
+def test_what_is_no_number_whatever_is_given_is_refused() -> None:
+    made = trace(lambda x: jnp.log(-1 - jnp.abs(x)), (jax.ShapeDtypeStruct((4,), jnp.float32),))
+    assert made.largest_relative_difference == np.inf
+
+
+def test_divisors_are_not_0_where_the_example_has_none() -> None:
+    example = np.array([-2, 3, 5, -7] * 100, np.int32)
+    (drawn,) = random_arguments((example,), [GraphEdge(("0",), example.shape, "int32")], 0)
+    assert drawn.all()
+    assert drawn.min() == -7
+    assert drawn.max() == 5
+
+
+def test_a_decoder_of_16_bits_of_which_only_shapes_are_known() -> None:
+    """Drawn without scale its scores would be so large that rounding decided where to attend."""
+    width, heads, size = 64, 4, 16
+
+    def norm(x: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+    def block(x: Any, p: Any) -> tuple[Any, None]:
+        q, k, v = (jnp.einsum("ble,ehd->blhd", norm(x), p[name]) for name in "qkv")
+        scores = jnp.einsum("blhd,bthd->bhlt", q, k, preferred_element_type=jnp.float32) / size**0.5
+        scores = jnp.where(jnp.tril(jnp.ones((16, 16), bool)), scores, -jnp.inf)
+        o = jnp.einsum("bhlt,bthd->blhd", jax.nn.softmax(scores, -1).astype(x.dtype), v)
+        x = x + jnp.einsum("blhd,hde->ble", o, p["o"])
+        return x + jax.nn.silu(norm(x) @ p["up"]) @ p["down"], None
+
+    def forward(p: Any, x: Any) -> Any:
+        return jax.lax.scan(block, x, p)[0]
+
+    def shaped(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    weights = {name: shaped(6, width, heads, size) for name in "qkv"}
+    weights |= {"o": shaped(6, heads, size, width), "up": shaped(6, width, 256), "down": shaped(6, 256, width)}
+    made = trace(forward, (weights, shaped(8, 16, width)))
+    made.require_agreement()
+    assert made.largest_relative_difference < 0.03
+
+
+def test_what_prints_is_left_out() -> None:
+    def shown(x: Any) -> Any:
+        jax.debug.print("sum {}", x.sum())
+        return x * 2
+
+    assert dict(trace(shown, (jnp.ones((4, 8)),)).operations) == {"*": 1}
+
+
+@pytest.mark.parametrize("given", ["jnp.zeros((1, 8, 16))", "{'x': jnp.zeros(3)}"])
+def test_arguments_that_are_no_tuple(given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(f"import jax.numpy as jnp\ndef f(x): return x * 2\ndef example_args(): return {given}\n")
+    assert main(["trace", f"{file}:f", "-o", str(tmp_path / "out.shard")]) == 1
+    told = capsys.readouterr().err
+    assert "and not a tuple of arguments [not-arguments]" in told
+    assert "return (x,) for one argument x" in told
