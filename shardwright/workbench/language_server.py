@@ -30,7 +30,7 @@ from shardwright.workbench.examine import (
     examine,
     glance,
 )
-from shardwright.workbench.suggestions import SuggestionKind, operation_help, suggestions
+from shardwright.workbench.suggestions import SuggestionKind, begun, operation_help, suggestions
 from shardwright.workbench.symbols import SymbolKind, Symbols, contains
 from shardwright.workbench.worker import SupersededError, Worker
 
@@ -228,23 +228,9 @@ def make_server() -> Server:
     def hints(params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
         return list(_hints(server, params.text_document.uri, params.range))
 
-    @feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=["_", "[", " ", "-"]))
+    @feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=["_", "[", " ", "-", "("]))
     def completion(params: lsp.CompletionParams) -> lsp.CompletionList:
-        known = server.opened(params.text_document.uri)
-        if known is None:
-            return lsp.CompletionList(False, [])
-        made = [
-            lsp.CompletionItem(
-                suggestion.text,
-                kind=_SIGNS[suggestion.kind],
-                detail=suggestion.detail or None,
-                documentation=lsp.MarkupContent(lsp.MarkupKind.Markdown, suggestion.documentation)
-                if suggestion.documentation
-                else None,
-            )
-            for suggestion in suggestions(known.seen.source, *server.place(params.text_document.uri, params.position))
-        ]
-        return lsp.CompletionList(False, made)
+        return lsp.CompletionList(False, list(_completions(server, params.text_document.uri, params.position)))
 
     @feature(lsp.TEXT_DOCUMENT_FORMATTING)
     def formatting(params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
@@ -389,6 +375,31 @@ def _written(server: Server, uri: str, hint: Hint) -> list[lsp.TextEdit]:
         return [lsp.TextEdit(server.range(uri, hint.written), hint.facts.type)]
     where = server.range(uri, hint.place).end
     return [lsp.TextEdit(lsp.Range(where, where), f": {hint.facts.type}")]
+
+
+# ---------------------------------------------------------------- completion
+
+
+def _completions(server: Server, uri: str, position: lsp.Position) -> Iterator[lsp.CompletionItem]:
+    known = server.opened(uri)
+    if known is None:
+        return
+    line, column = server.place(uri, position)
+    word = begun(known.seen.source.line(line)[: column - 1])
+    # What an editor takes for a word is another thing in `BF_x` and in `tpu-v4`.
+    replaced = server.range(uri, Span(line, column - len(word), line, column))
+    letters = re.compile(".*".join(map(re.escape, word)), re.IGNORECASE)
+    fitting = [each for each in suggestions(known.seen.source, line, column) if letters.search(each.text)]
+    for number, suggestion in enumerate(sorted(fitting, key=lambda each: not each.text.startswith(word))):
+        said = suggestion.documentation
+        yield lsp.CompletionItem(
+            suggestion.text,
+            kind=_SIGNS[suggestion.kind],
+            detail=suggestion.detail or None,
+            documentation=lsp.MarkupContent(lsp.MarkupKind.Markdown, said) if said else None,
+            sort_text=f"{number:03}",
+            text_edit=lsp.TextEdit(replaced, suggestion.text),
+        )
 
 
 # ---------------------------------------------------------------- changes

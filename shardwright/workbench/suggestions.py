@@ -39,6 +39,10 @@ class Suggestion:
     documentation: str = ""
 
 
+_CHIP = re.compile(r"^chip +(\S*)$")
+_AXES = re.compile(r"[A-Z][0-9]*_([a-z0-9]*)$")
+_WORD = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)$")
+
 _OPERANDS = {1: "x", 2: "a, b", 3: "m, a, b"}
 
 
@@ -70,12 +74,16 @@ def suggestions(source: Source, line: int, column: int) -> list[Suggestion]:
     before = source.line(line)[: column - 1]
     if "#" in before:
         return []
-    tokens, accepts = _read("\n".join([*source.lines[: line - 1], before]))
-    if re.search(r"(?:^|\n)chip +\S*$", before):
+    earlier = source.lines[: line - 1]
+    tokens, accepts = _read("\n".join([*earlier, before]))
+    if _CHIP.search(before):
         return _chips()
     # In a layout, `BLE_x` or `[embed_{data,`, or in `(partialsum-x`, axes follow.
-    if re.search(r"[A-Z][0-9]*_[a-z0-9]*$|_\{[a-z0-9_, ]*$|\( *partial\w+ *- *(?:[a-z0-9]*|\{[a-z0-9_, ]*)$", before):
+    if _AXES.search(before) or re.search(r"_\{[a-z0-9_, ]*$|\( *partial\w+ *- *(?:[a-z0-9]*|\{[a-z0-9_, ]*)$", before):
         return _axes(tokens)
+    opened = re.search(r"\( *[a-z]*$", before)
+    if opened and "PARTIAL" in _read("\n".join([*earlier, before[: opened.start()] + " "]))[1]:
+        return _partials("")
     if before.rstrip().endswith(" on"):
         return [Suggestion(tier, SuggestionKind.WORD, "a memory") for tier in TIERS]
     if _between_statics(tokens):
@@ -91,11 +99,16 @@ def suggestions(source: Source, line: int, column: int) -> list[Suggestion]:
     if "DIMS" in accepts and not made:
         made += _dimensions(tokens)
     if "PARTIAL" in accepts:
-        made += [
-            Suggestion(f"({name}-", SuggestionKind.WORD, "addends, or parts of a maximum") for name in sorted(PARTIALS)
-        ]
+        made += _partials("(")
     words = {terminal.lower() for terminal in accepts} & KEYWORDS
     return [*made, *(Suggestion(word, SuggestionKind.WORD) for word in sorted(words))]
+
+
+def begun(before: str) -> str:
+    """The word being written at the end of a line that has come so far, which a suggestion replaces: `tpu-` in
+    `chip tpu-`, `x` in `BF_x`, `all_` in `h = all_`."""
+    found = _CHIP.search(before) or _AXES.search(before) or _WORD.search(before)
+    return found[1] if found else ""
 
 
 def _read(text: str) -> tuple[list[Token], frozenset[str]]:
@@ -104,7 +117,7 @@ def _read(text: str) -> tuple[list[Token], frozenset[str]]:
 
     from shardwright.ir.text.parser import grammar
 
-    text = re.sub(r"[A-Za-z_][A-Za-z0-9_]*$", "", text)
+    text = _WORD.sub("", text)
     parser = grammar().parse_interactive(text, start="module")
     tokens: list[Token] = []
     try:
@@ -177,3 +190,8 @@ def _chips() -> list[Suggestion]:
     from shardwright.cost.hardware.chips import chip_names
 
     return [Suggestion(name, SuggestionKind.CHIP) for name in chip_names()]
+
+
+def _partials(opening: str) -> list[Suggestion]:
+    what = "addends, or parts of a maximum"
+    return [Suggestion(f"{opening}{name}-", SuggestionKind.WORD, what) for name in sorted(PARTIALS)]

@@ -107,7 +107,7 @@ def at(text: str, words: str, within: int = 0) -> lsp.Position:
 
 
 def applied(text: str, edits: list[lsp.TextEdit]) -> str:
-    lines = text.splitlines(keepends=True)
+    lines = text.splitlines(keepends=True) or [""]
     for edit in sorted(edits, key=lambda edit: (-edit.range.start.line, -edit.range.start.character)):
         start, end = edit.range.start, edit.range.end
         if end.line >= len(lines):
@@ -148,12 +148,22 @@ async def hints(client: LanguageClient) -> list[lsp.InlayHint]:
 
 async def completions(client: LanguageClient, text: str) -> list[str]:
     """What is proposed where `|` stands in a text, which may be at fault."""
-    position = at(text, "|")
-    await opened(client, text.replace("|", ""))
+    return list(await completed(client, text))
+
+
+async def completed(client: LanguageClient, text: str) -> dict[str, str]:
+    """By label, the text after each of the proposals where `|` stands."""
+    position, text = at(text, "|"), text.replace("|", "")
+    await opened(client, text)
     asked = lsp.CompletionParams(lsp.TextDocumentIdentifier(URI), position)
     found = await client.text_document_completion_async(asked)
     assert isinstance(found, lsp.CompletionList)
-    return [item.label for item in found.items]
+    assert [item.sort_text for item in found.items] == sorted(item.sort_text or "" for item in found.items)
+    made: dict[str, str] = {}
+    for item in found.items:
+        assert isinstance(item.text_edit, lsp.TextEdit)
+        made[item.label] = applied(text, [item.text_edit])
+    return made
 
 
 @pytest.mark.asyncio
@@ -319,12 +329,47 @@ async def test_what_could_be_written(client: LanguageClient) -> None:
     assert "gelu" not in reduced
     types = await completions(client, f"{head}  b: |")
     assert {"bf16", "B", "F"} <= set(types)
-    assert await completions(client, "chip tpu|") == await completions(client, "chip |")
-    assert "h100" in await completions(client, "chip |")
+    assert {"h100", "tpu-v4"} <= set(await completions(client, "chip |"))
     assert set(await completions(client, "|")) >= {"mesh", "dim", "weights", "state", "func"}
     assert await completions(client, f"{head}  b: bf16 BF on |") == ["device", "host", "disk"]
     assert await completions(client, f"{head}  # |") == []
     assert {"return", "set", "free"} <= set(await completions(client, f"{head}  |"))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("line", "label", "whole"),
+    [
+        ("b: bf16 BF_|", "y", "b: bf16 BF_y"),
+        ("b: bf16 B_xF_y|", "y", "b: bf16 B_xF_y"),
+        ("b: bf16 BF(|)", "partialsum-", "b: bf16 BF(partialsum-)"),
+        ("b: bf16 BF(par|)", "partialsum-", "b: bf16 BF(partialsum-)"),
+        ("b: bf16 BF(partialsum-|)", "x", "b: bf16 BF(partialsum-x)"),
+        ("b = gelu(w_|)", "w_in", "b = gelu(w_in)"),
+        ("b = all_|(h)", "all_gather", "b = all_gather(h)"),
+    ],
+)
+async def test_a_proposal_replaces_what_is_written_of_it(
+    client: LanguageClient, line: str, label: str, whole: str
+) -> None:
+    head = LAYER[: LAYER.index("  b = gelu")]
+    assert (await completed(client, f"{head}  {line}"))[label] == f"{head}  {whole}"
+
+
+@pytest.mark.asyncio
+async def test_a_chip_is_one_word(client: LanguageClient) -> None:
+    found = await completed(client, "chip tpu-|\n")
+    assert found["tpu-v4"] == "chip tpu-v4\n"
+    assert all(name.startswith("tpu-") for name in found)
+
+
+@pytest.mark.asyncio
+async def test_what_has_the_letters_is_proposed_and_what_begins_with_them_first(client: LanguageClient) -> None:
+    head = LAYER[: LAYER.index("  b = gelu")]
+    words = await completions(client, f"{head}  b = ge|")
+    assert words[0] == "gelu"
+    assert "all_gather" in words
+    assert "softmax" not in words
 
 
 @pytest.mark.asyncio
