@@ -180,13 +180,15 @@ def _hints(module: syntax.Module, values: Sequence[ValueFacts]) -> Iterator[Hint
 
 def _check_chip(program: Program, settings: ExamineSettings) -> None:
     """Raises where a chip is unknown, or a file where no file may be read."""
-    from shardwright.cost.hardware.chips import chip_names, load_chip
+    from shardwright.cost.choosing.objective import chip_for
+    from shardwright.cost.hardware.chips import chip_names
 
     for name in filter(None, (settings.chip, program.chip)):
         if not settings.own_chips and name not in chip_names():
             listed = f"those that come with the package are {', '.join(chip_names())}"
             raise fault("unknown-chip", f"there is no chip {name} here", program.chip_span, listed)
-        load_chip(name)
+    for named in (settings.chip, ""):
+        chip_for(program, named)
 
 
 def _values(program: Program, typed: Program) -> Iterator[ValueFacts]:

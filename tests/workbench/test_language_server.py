@@ -180,6 +180,7 @@ async def test_a_fault_has_its_place_and_its_mend(client: LanguageClient) -> Non
 @pytest.mark.parametrize(
     ("right", "wrong", "title"),
     [
+        ("chip tpu-v4", "chip tpu-v44", "Write tpu-v4"),
         ("a @ w_in", "a @ w_inn", "Write w_in"),
         ("h: BF?", "h: bf61 BF?", "Write bf16"),
         ("func layer(a: bf16 BE_x)", "func layer(a: bf16 BE_x on hostt)", "Write host"),
@@ -190,7 +191,7 @@ async def test_words_nearly_right_are_mended(client: LanguageClient, right: str,
     faults = await opened(client, text)
     mended = (await fixes(client, text, faults))[title]
     assert mended == text.replace(
-        wrong, wrong.replace("w_inn", "w_in").replace("bf61", "bf16").replace("hostt", "host")
+        wrong, wrong.replace("v44", "v4").replace("w_inn", "w_in").replace("bf61", "bf16").replace("hostt", "host")
     )
 
 
