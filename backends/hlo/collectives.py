@@ -31,7 +31,7 @@ WORDS = {
 }
 """XLA's collectives in the words of the language."""
 
-_LATER_PARTS = ("async-update", "async-done")
+LATER_PARTS = ("async-update", "async-done")
 """Opcodes that name the computation of an asynchronous start once more."""
 
 _FUSED_SCATTER = ("all-reduce-scatter", "AllReduceScatterFusion")
@@ -112,7 +112,7 @@ def _executed(
     yield computation, trips, scattered
     for instruction in computation.instructions.values():
         called = [callee for callee in instruction.called if callee in module.computations]
-        if not called or instruction.opcode.removesuffix("-start") in WORDS or instruction.opcode in _LATER_PARTS:
+        if not called or instruction.opcode.removesuffix("-start") in WORDS or instruction.opcode in LATER_PARTS:
             continue  # what a reduction applies to each pair of elements moves nothing
         times = trips
         if instruction.opcode == "while":

@@ -1,4 +1,4 @@
-"""The kernels of a compiled module that its compiler says the time of: their products, bytes and instructions."""
+"""The kernels of a compiled module: their products, bytes and instructions, and the time where the compiler says it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from shardwright.backends.hlo.module import Computation, HloModule, Instruction,
 from shardwright.backends.hlo.trips import trips_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_INDEX = re.compile(r"\bindex=(\d+)")
 _STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"(\d+)","bytes_accessed":"(\d+)"')
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _DILATED = re.compile(r"lhs_dilate=([\dx]+)")
+_CUBLAS = 'custom_call_target="__cublas$'
+_DIMS = re.compile(r'\b(lhs|rhs)_(batch|contracting)_dim(?:ension)?s"?[=:][{\[]([\d",]+)')
 _LAID = re.compile(r"\w+\[[\d,]*\](?:\{([\d,]*)(?::T\(([\d,]*)\))?[^}]*?(S\([13]\))?\})?")
+_WORKS = frozenset({"fusion", "dot", "convolution", "custom-call", "reduce", "copy", "scatter", "sort"})
+"""Opcodes of kernels where the compiler says no cycles."""
+
 _NOTHING = frozenset({
     "bitcast", "broadcast", "constant", "fusion", "get-tuple-element", "parameter", "reshape", "tuple",
 })  # fmt: skip
@@ -25,6 +31,9 @@ _MOVES = frozenset({
     "broadcast", "concatenate", "copy", "dynamic-slice", "iota", "pad", "reshape", "reverse", "slice", "transpose",
 })  # fmt: skip
 """Opcodes that show an array otherwise, or a part of it."""
+
+_WRITTEN = {"dynamic-update-slice": 1, "scatter": -1}
+"""Opcodes that write rows into an array where it lies, with the place of the rows among their operands."""
 
 _REDUCTIONS = ("reduce", "reduce-window")
 
@@ -65,7 +74,7 @@ class StatedWork:
 @dataclass(frozen=True)
 class CompiledKernel:
     """An instruction with the cycles of one trip; `trips` is None in a loop of unknown length. One of the module's own
-    has no cycles, but `stated` work.
+    has no cycles, but `stated` work; those of a compiler that estimates none have neither.
 
     `alone` says that it is no fusion. `instructions` has for each opcode within it the elements that it works on.
     `stacks` are the places in the source that it and what it fuses come from, its products' first.
@@ -93,17 +102,24 @@ class CompiledKernel:
         return max(self.instructions.get(opcode, 0) for opcode in _REDUCTIONS)
 
 
-def kernels_of(module: HloModule) -> list[CompiledKernel]:
-    """The kernels with cycles or stated work, as TPUs' modules have them, in the order of each computation's text."""
-    return list(_kernels(module, module.entry, 1))
+def kernels_of(module: HloModule, *, untimed: bool = False) -> list[CompiledKernel]:
+    """The kernels with cycles or stated work, as TPUs' modules have them, in the order of each computation's text;
+    with `untimed` those without too, which GPUs' are."""
+    return list(_kernels(module, module.entry, 1, untimed))
 
 
-def _kernels(module: HloModule, name: str, trips: int | None) -> Iterator[CompiledKernel]:
+def is_kernel(instruction: Instruction, *, untimed: bool = False) -> bool:
+    """Tells whether a compiler that estimates kernels says an instruction's cycles; with `untimed`, whether one that
+    estimates none has a kernel for it."""
+    return instruction.opcode in _WORKS if untimed else _CYCLES.search(instruction.attributes) is not None
+
+
+def _kernels(module: HloModule, name: str, trips: int | None, untimed: bool) -> Iterator[CompiledKernel]:
     computation = module.computations[name]
     for instruction in computation.instructions.values():
         cycles = _CYCLES.search(instruction.attributes)
         stated = _STATED.search(instruction.attributes)
-        if cycles or stated:
+        if cycles or stated or (untimed and is_kernel(instruction, untimed=True)):
             kernel = _kernel(module, computation, instruction, trips, int(cycles[1]) if cycles else None)
             yield replace(kernel, stated=StatedWork(*map(int, stated.groups()))) if stated else kernel
         if instruction.opcode not in {"while", "call", "conditional"}:
@@ -114,17 +130,17 @@ def _kernels(module: HloModule, name: str, trips: int | None) -> Iterator[Compil
             times = None if own is None or trips is None else trips * own
         for callee in instruction.called:
             if callee in module.computations:
-                yield from _kernels(module, callee, times)
+                yield from _kernels(module, callee, times, untimed)
 
 
 def _kernel(
     module: HloModule, computation: Computation, root: Instruction, trips: int | None, cycles: int | None
 ) -> CompiledKernel:
     inside = list(_inside(module, computation, root))
-    multiplied = [(around, each) for around, each in inside if each.opcode == "convolution"]
+    multiplied = [(around, each) for around, each in inside if _multiplies(each)]
     counted: Counter[str] = Counter()
     for around, each in inside:
-        if each.opcode not in _NOTHING and each.opcode != "convolution":
+        if each.opcode not in _NOTHING and not _multiplies(each):
             counted[each.opcode] += _worked_on(around, each)
     stacks = [module.stack(each) for _, each in (*multiplied, *inside)]
     return CompiledKernel(
@@ -132,9 +148,9 @@ def _kernel(
         trips,
         cycles,
         root.opcode != "fusion",
-        tuple(_product(around, each) for around, each in multiplied),
+        tuple((_product if each.opcode == "convolution" else _dot)(around, each) for around, each in multiplied),
         tuple(_reads(module, computation, root)),
-        tuple(_writes(inside, root)),
+        tuple(_writes(computation, inside, root)),
         dict(counted),
         tuple(tuple(stack) for stack in stacks if stack),
     )
@@ -180,21 +196,41 @@ def _part_read(module: HloModule, root: Instruction, number: int) -> int | None:
     """The elements that an instruction reads of an operand that it takes slices of or writes into; None for all."""
     if number == 0 and root.opcode in {"dynamic-slice", "gather"}:
         return root.arrays[0].elements
-    if number == 0 and root.opcode == "dynamic-update-slice":
+    if number == 0 and root.opcode in _WRITTEN:
         return 0
     if root.opcode != "fusion" or not root.called:
         return None
     fused = module.computations[root.called[0]]
-    name = fused.parameter(number).name
-    parts = [_part_read(module, user, user.operands.index(name)) for user in fused.users(name)]
+    return _part_used(module, fused, fused.parameter(number))
+
+
+def _part_used(module: HloModule, fused: Computation, value: Instruction) -> int | None:
+    """The elements that a fused computation reads of a value, under other shapes too; None for all."""
+    if value.is_root:
+        return None
+    parts = [
+        _part_used(module, fused, user)
+        if user.opcode == "bitcast"
+        else _part_read(module, user, user.operands.index(value.name))
+        for user in fused.users(value.name)
+    ]
     return max((part for part in parts if part is not None), default=0) if None not in parts else None
 
 
-def _writes(inside: list[tuple[Computation, Instruction]], root: Instruction) -> Iterator[ArrayTraffic]:
-    """The results; of an array that it writes rows into, the rows."""
-    rows = [_elements(around, each.operands[1]) for around, each in inside if each.opcode == "dynamic-update-slice"]
-    for whole in traffic_of(root.type):
-        yield _share(whole, rows[-1] if rows else None)
+def _writes(
+    computation: Computation, inside: list[tuple[Computation, Instruction]], root: Instruction
+) -> Iterator[ArrayTraffic]:
+    """The results, but for those of several that nobody takes, such as the workspace of a library's product; of an
+    array that it writes rows into, the rows."""
+    rows = [
+        _elements(around, each.operands[_WRITTEN[each.opcode]]) for around, each in inside if each.opcode in _WRITTEN
+    ]
+    users = computation.users(root.name)
+    parted = root.type.startswith("(") and all(user.opcode == "get-tuple-element" for user in users)
+    taken = [int(index[1]) for user in users if parted and (index := _INDEX.search(user.attributes))]
+    for number, whole in enumerate(traffic_of(root.type)):
+        if not taken or number in taken:
+            yield _share(whole, rows[-1] if rows else None)
 
 
 def _share(whole: ArrayTraffic, elements: int | None) -> ArrayTraffic:
@@ -215,6 +251,25 @@ def traffic_of(type_text: str) -> Iterator[ArrayTraffic]:
 
 
 # ---------------------------------------------------------------- products
+
+
+def _multiplies(instruction: Instruction) -> bool:
+    """Tells whether it is a product: a convolution of TPUs' compilers, a dot in a kernel of Triton's, or cuBLAS's."""
+    return instruction.opcode in {"convolution", "dot"} or _CUBLAS in instruction.attributes
+
+
+def _dot(around: Computation, dot: Instruction) -> CompiledProduct:
+    """A product that says which dimensions of each side are batched, and which are summed: GPUs' compilers' own, and
+    the calls of cuBLAS, which say it in their configuration."""
+    left, right = (around.instructions[name].arrays[0] for name in dot.operands[:2])
+    extents = {"lhs": left.extents, "rhs": right.extents}
+    sizes = {
+        (side, role): prod(extents[side][int(number)] for number in re.findall(r"\d+", numbers))
+        for side, role, numbers in _DIMS.findall(dot.attributes)
+    }
+    count, k = sizes.get(("lhs", "batch"), 1), sizes.get(("lhs", "contracting"), 1)
+    m, n = left.elements // (count * k), right.elements // (count * k)
+    return CompiledProduct(count, m, n, k, max(left.bits, right.bits))
 
 
 def _product(around: Computation, convolution: Instruction) -> CompiledProduct:

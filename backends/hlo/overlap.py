@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.backends.hlo.collectives import WORDS
+from shardwright.backends.hlo.collectives import LATER_PARTS, WORDS
+from shardwright.backends.hlo.kernels import is_kernel
 from shardwright.backends.hlo.module import Computation, HloModule, Instruction
-
-_WORKS = {"fusion", "dot", "convolution", "custom-call", "reduce", "copy", "scatter", "sort"}
-"""Opcodes of kernels where the compiler says no cycles."""
 
 _FUSED_START, _FUSED_END = '"AsyncCollectiveStart"', '"AsyncCollectiveDone"'
 
@@ -36,7 +34,10 @@ def in_flight(module: HloModule, computation: Computation) -> dict[str, tuple[li
 
 
 def inner_collectives(module: HloModule, instruction: Instruction) -> list[str]:
-    """The collectives that an instruction is, or has in what it calls."""
+    """The collectives that an instruction is, or has in what it calls. The end of one, which may name it once more, is
+    none."""
+    if instruction.opcode in LATER_PARTS:
+        return []
     within = (instruction, *_called(module, instruction))
     return [one.name for one in within if one.opcode.removesuffix("-start") in WORDS]
 
@@ -44,17 +45,11 @@ def inner_collectives(module: HloModule, instruction: Instruction) -> list[str]:
 def _beside(module: HloModule, computation: Computation) -> Iterator[tuple[str, tuple[str, ...]]]:
     order = list(computation.instructions.values())
     places = {instruction.name: place for place, instruction in enumerate(order)}
-    estimated = any('"estimated_cycles"' in instruction.attributes for instruction in order)
+    untimed = not any(map(is_kernel, order))
     for start, (names, end) in in_flight(module, computation).items():
         between = order[places[start] + 1 : places[end]]
-        kernels = tuple(each.name for each in between if _is_kernel(each, estimated))
+        kernels = tuple(each.name for each in between if is_kernel(each, untimed=untimed))
         yield from ((name, kernels) for name in names)
-
-
-def _is_kernel(instruction: Instruction, estimated: bool) -> bool:
-    if estimated:
-        return '"estimated_cycles"' in instruction.attributes
-    return instruction.opcode in _WORKS
 
 
 def _starts(module: HloModule, instruction: Instruction) -> list[str]:

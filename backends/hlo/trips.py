@@ -48,7 +48,7 @@ def trips_of(module: HloModule, caller: Computation, loop: Instruction) -> int |
     known = _KNOWN.search(loop.attributes)
     if known:
         return int(known[1])
-    condition, body = (_called(module, loop, key) for key in ("condition", "body"))
+    condition, body = (called_as(module, loop, key) for key in ("condition", "body"))
     if condition is None or body is None:
         return None
     state = Evaluation(module, caller, ()).value(loop.operands[0])
@@ -64,7 +64,8 @@ def trips_of(module: HloModule, caller: Computation, loop: Instruction) -> int |
     return None
 
 
-def _called(module: HloModule, loop: Instruction, key: str) -> Computation | None:
+def called_as(module: HloModule, loop: Instruction, key: str) -> Computation | None:
+    """The `condition` or the `body` of a `while`; None where the text does not have it."""
     named = re.search(rf"\b{key}=%?([\w.\-]+)", loop.attributes)
     return module.computations.get(named[1]) if named else None
 

@@ -102,10 +102,13 @@ ENTRY %main (a: bf16[{left}], b: bf16[{right}]) -> f32[{result}] {{
     assert int8.products == (replace(wanted, widened=prod(map(int, right.split(",")))),)
 
 
-def test_rows_written_in_place_and_what_only_lays_bytes_otherwise() -> None:
+@pytest.mark.parametrize(
+    "written", ["dynamic-update-slice(%b, %z, %i, %i, %i)", "scatter(%b, %i, %z), index_vector_dim=0, to_apply=%inner"]
+)
+def test_rows_written_in_place_and_what_only_lays_bytes_otherwise(written: str) -> None:
     update = kernel(
-        """  %z = bf16[1,8,4608] constant(0)
-  ROOT %u = bf16[6,4608,4608] dynamic-update-slice(%b, %z, %i, %i, %i)""",
+        f"""  %z = bf16[1,8,4608] constant(0)
+  ROOT %u = bf16[6,4608,4608] {written}""",
         "  ROOT %f = bf16[6,4608,4608]{2,1,0:T(8,128)(2,1)} fusion(%a, %b, %i), kind=kLoop, calls=%fused, " + CYCLES,
     )
     assert [(each.nbytes, each.elements) for each in update.reads[1:2]] == [(0, 0)]
