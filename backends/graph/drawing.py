@@ -17,7 +17,7 @@ from shardwright.ir.program import Func, Program
 from shardwright.ir.whole_files import whole_file
 
 if TYPE_CHECKING:
-    from shardwright.backends.hlo.kernels import CompiledKernel
+    from shardwright.backends.targets.names import Target
     from shardwright.backends.timeline.record import Course, Timeline
     from shardwright.cost.hardware.chips import Chip
     from shardwright.cost.hardware.constants import Constants
@@ -154,40 +154,42 @@ def timeline_of(
 ) -> Timeline:
     """When a call of the function of this name, or of the only one, computes and communicates on a chip, and as the
     compiler of a target has scheduled it."""
+    from shardwright.backends.targets.names import implied_chip, parse_target
     from shardwright.backends.timeline.predicted import predicted_timeline
 
     found = [func for func in program.funcs if name in (None, func.name)]
     if len(found) != 1:
         names = ", ".join(func.name for func in program.funcs)
         raise fault("which-function", "a timeline is of one function", NOWHERE, f"name it: --func, of {names}")
-    made = predicted_timeline(program, found[0], _cost(program, found[0], chip, constants))
-    return replace(made, scheduled=_scheduled(program, found[0], target, constants)) if target else made
+    cost = _cost(program, found[0], chip or (implied_chip(target) if target else ""), constants)
+    made = predicted_timeline(program, found[0], cost)
+    if not target:
+        return made
+    return replace(made, scheduled=_scheduled(program, found[0], parse_target(target), cost, constants))
 
 
-def _scheduled(program: Program, func: Func, name: str, constants: Constants | None) -> Course:
+def _scheduled(program: Program, func: Func, target: Target, cost: Cost, constants: Constants | None) -> Course:
     from shardwright.backends.hlo.module import parse
     from shardwright.backends.hlo.statements import statement_names
+    from shardwright.backends.jax.attention import attention_calls
     from shardwright.backends.jax.emit import emit
     from shardwright.backends.targets.compilers import MODULE, compile_module
-    from shardwright.backends.targets.estimates import estimated_s
-    from shardwright.backends.targets.names import parse_target
     from shardwright.backends.timeline.scheduled import scheduled_course
     from shardwright.cost.hardware.topology import topology_of
 
-    target = parse_target(name)
-    if target.chip is None or target.rates is None:
-        raise fault("no-cycles", f"the compiler of {name} does not say how long kernels take", NOWHERE, "TPUs' do")
     text = emit(program, forms=target.forms)
     (made,) = compile_module(target, text, program.mesh, [func.name])
     if made.error is not None:
         raise made.error
-    chip, rates = target.chip, target.rates
-
-    def seconds(kernel: CompiledKernel) -> float:
-        return kernel.cycles / rates.clock_hz if kernel.cycles is not None else estimated_s(kernel, chip, rates) or 0.0
-
-    topology, names = topology_of(chip, program.mesh), statement_names(text)
-    return scheduled_course(parse(made.text), topology, constants or chip.constants, seconds, MODULE, names)
+    topology, names = topology_of(cost.chip, program.mesh), statement_names(text)
+    priced = constants or cost.chip.constants
+    course = scheduled_course(parse(made.text), topology, priced, target.rates, MODULE, names)
+    told = [course.told]
+    if target.platform.name == "cuda" and attention_calls(text, func.name)[1]:
+        told.append("attention in blocks: cuDNN needs a GPU")
+    if any(kernel.work.copied is not None for kernel in cost.kernels):
+        told.append("copies between memories left out")
+    return replace(course, told="; ".join(told))
 
 
 def _cost(program: Program, func: Func, chip: str | Chip, constants: Constants | None = None) -> Cost:

@@ -68,6 +68,12 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
     return call if operation.lse or result.is_pair else f"{call}[0]"
 
 
+def attention_calls(module: str, func: str) -> tuple[int, int]:
+    """How often a function of an emitted module calls `attend`, and in how many of these cuDNN is asked on a GPU."""
+    body = module.partition(f"\ndef build_{func}(mesh):\n")[2].partition("\ndef ")[0]
+    return body.count("= attend("), body.count("cudnn=")
+
+
 def _cudnn(operation: ops.Attend, terms: Sequence[Term], lowering: Lowering) -> tuple[str, ...] | None:
     """The dimension of queries of which number l sees the positions up to l, none where there is one query that sees
     the first so many positions; None where cuDNN has no such mask, a soft cap, or not all positions on a chip."""

@@ -1,4 +1,5 @@
-"""The time of a compiled kernel by the cost model's rules of shape, at the rates that the target's compiler assumes.
+"""The time of a compiled kernel by the cost model's rules of shape, at the rates that the target's compiler assumes,
+or where it says none, as GPUs' do not, at the chip's own.
 
 The compiler's estimate of a kernel stands in its module. This one is made of nothing but the shapes of the kernel: a
 product padded to the chip's tiles (`cost.kernels.demand`), arrays padded to the tiles that they lie in, instructions of
@@ -14,6 +15,7 @@ from typing import Final
 
 from shardwright.backends.hlo.kernels import CompiledKernel
 from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.constants import Constants, KernelDemand, times_of
 from shardwright.cost.kernels.demand import WIDENING, compute_s
 from shardwright.cost.kernels.work import Matmul
 from shardwright.ir.types import DType
@@ -75,6 +77,24 @@ def estimated_s(kernel: CompiledKernel, chip: Chip, rates: CompilerRates) -> flo
     memory = _memory_s(kernel, chip, rates)
     alone = min(units, memory, rates.block_cycles / rates.clock_hz)
     return max(units, memory) + alone + rates.kernel_cycles / rates.clock_hz
+
+
+def kernel_s(kernel: CompiledKernel, chip: Chip, rates: CompilerRates | None, constants: Constants) -> float:
+    """Seconds of one trip: the cycles that the compiler says; of a kernel of the module's own the work that it states;
+    of a compiler without `rates`, which says neither, `priced_s`."""
+    if rates is None:
+        return priced_s(kernel, chip, constants)
+    return kernel.cycles / rates.clock_hz if kernel.cycles is not None else estimated_s(kernel, chip, rates) or 0.0
+
+
+def priced_s(kernel: CompiledKernel, chip: Chip, constants: Constants) -> float:
+    """Seconds of one trip as `cost` prices kernels: the bytes that it reads and writes and its products, on a chip with
+    these constants. Raises where the chip has no rate for a product's number format."""
+    nbytes = sum(each.nbytes for each in (*kernel.reads, *kernel.writes))
+    matrix = sum(
+        compute_s(Matmul(p.count, p.m, p.n, p.k, _FORMATS.get(p.bits, DType.F32)), chip) for p in kernel.products
+    )
+    return times_of(KernelDemand(compute_s=matrix, memory_s=nbytes / chip.memory_bytes_per_s), constants).total
 
 
 def _memory_s(kernel: CompiledKernel, chip: Chip, rates: CompilerRates) -> float:

@@ -198,6 +198,14 @@ def parse_target(name: str) -> Target:
             return Target(name, PLATFORMS["cuda"], described, sizes)
 
 
+def implied_chip(name: str) -> Chip:
+    """The chip of the target of this name. Raises a `DiagnosticError` where it has none whose rates are known."""
+    chip = parse_target(name).chip
+    if chip is None:
+        raise _refused("no-chip", f"{name} is no chip whose rates are known", "name one: --chip NAME")
+    return chip
+
+
 def _check_slice(name: str, sizes: tuple[int, ...], torus: Torus) -> None:
     slices = torus.slices_of(prod(sizes))
     if tuple(sorted(sizes)) in slices:

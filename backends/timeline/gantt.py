@@ -159,6 +159,8 @@ def _lanes(
     axis.set_yticklabels(["step bound by", *labels] if course.steps else labels)
     axis.set_ylim(len(resources) - 0.5, -1.5)
     axis.set_title(f"{name}: {_seconds(course.seconds)}{_bounded(course)}", loc="left", fontsize=8, color=_INK)
+    if course.told:  # in the place of the steps, which it has none of
+        axis.text(0, -1, course.told, transform=axis.get_yaxis_transform(), va="center", fontsize=7, color=_INK)
     axis.tick_params(left=False)
     for side in ("top", "right", "left"):
         axis.spines[side].set_visible(False)
@@ -191,10 +193,15 @@ def _merged(spans: Sequence[tuple[float, float, str, str]], finest: float) -> di
 
 
 def _label(axis: Any, row: int, start: float, end: float, name: str, shown: tuple[float, float, float]) -> None:
-    """As much of the name as there is room for: all of it, or its numbers, as in `t1 N3 M0`."""
+    """As much of the name as there is room for: all of it, what stands before a bracket, or its numbers, as in `t1 N3
+    M0`."""
     begin, stop, scale = shown
     room = (end - start) / (stop - begin) / _CHARACTER
-    for text in (name, " ".join(letter + n for letter, n in re.findall(r"\b([A-Za-z])\w*=(\d+)", name))):
+    for text in (
+        name,
+        name.partition(" (")[0],
+        " ".join(letter + n for letter, n in re.findall(r"\b([A-Za-z])\w*=(\d+)", name)),
+    ):
         if text and len(text) + 1 < room:
             middle = scale * (start + end) / 2
             axis.text(middle, row, text, ha="center", va="center", color="white", fontsize=6.5)

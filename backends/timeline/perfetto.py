@@ -22,7 +22,7 @@ def to_trace(timeline: Timeline) -> str:
 
 
 def _events(process: int, name: str, course: Course) -> Iterator[dict[str, Any]]:
-    yield _named("process_name", process, 0, name)
+    yield _named("process_name", process, 0, f"{name} ({course.told})" if course.told else name)
     threads = {resource: number for number, resource in enumerate(course.resources, start=1)}
     for resource, thread in threads.items():
         yield _named("thread_name", process, thread, resource)

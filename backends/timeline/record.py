@@ -56,11 +56,12 @@ class RecordedEvent:
 class Course:
     """The events that happened, or would happen: events in the order of the schedule, and the memory of each tier.
     `given` is what each moment waits for, where that is known from elsewhere: of one of several processes it may be
-    another."""
+    another. `told` are words on where its order and its times are from, which its name leaves open."""
 
     entries: tuple[RecordedEvent, ...]
     memory: Memory = field(default_factory=dict[str, Sequence[tuple[float, float]]])
     given: tuple[Bound, ...] | None = None
+    told: str = ""
 
     @property
     def seconds(self) -> float:

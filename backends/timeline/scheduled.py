@@ -1,27 +1,29 @@
 """A target's own schedule as a course: a compiled module executed in the order of its text.
 
-Kernels take the cycles that the compiler says of them, those of the module's own the work that they state; collectives
-take what the cost model says of their axes and bytes, since compilers say nothing of links. One that is parted into
-start and end goes on beside what stands between; any other has the chip to itself. Of a loop every trip is executed,
-until there are so many events that trips which take as long as the one before are told together.
+Kernels take the cycles that the compiler says of them, those of the module's own the work that they state; where it
+says none, what the cost model says of their products and bytes. So do collectives of their axes and bytes, since
+compilers say nothing of links. One that is parted into start and end goes on beside what stands between; any other has
+the chip to itself. Of a loop every trip is executed, until there are so many events that trips which take as long as
+the one before are told together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
 from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of
-from shardwright.backends.hlo.kernels import CompiledKernel, kernels_of
-from shardwright.backends.hlo.module import Computation, HloModule
+from shardwright.backends.hlo.kernels import kernels_of
+from shardwright.backends.hlo.module import Computation, HloModule, SourceFrame
 from shardwright.backends.hlo.overlap import in_flight, inner_collectives
 from shardwright.backends.hlo.statements import statement_of
-from shardwright.backends.hlo.trips import trips_of
+from shardwright.backends.hlo.trips import called_as, trips_of
+from shardwright.backends.targets.estimates import CompilerRates, kernel_s
 from shardwright.backends.timeline.record import Course, RecordedEvent
 from shardwright.cost.hardware.constants import Constants, KernelDemand, times_of
-from shardwright.cost.hardware.topology import Topology
+from shardwright.cost.hardware.topology import Topology, TorusTopology
 from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
 from shardwright.cost.offloading.simulation import Bound
 
@@ -33,29 +35,36 @@ def scheduled_course(
     module: HloModule,
     topology: Topology,
     constants: Constants,
-    kernel_s: Callable[[CompiledKernel], float],
+    rates: CompilerRates | None = None,
     file: str = "",
     names: Mapping[int, str] | None = None,
 ) -> Course:
-    """The course of one call of a module that a compiler has scheduled; `kernel_s` are a kernel's seconds. `names` are
-    the values that the lines of an emitted `file` define: kernels are called after those that they compute."""
-    run = _Run(
-        module,
-        {kernel.name: _Kernel(_called(kernel, file, names or {}), kernel_s(kernel)) for kernel in kernels_of(module)},
-        {each.name: _priced(each, topology, constants) for each in collectives_of(module)},
-    )
+    """The course of one call of a module that a compiler has scheduled, which assumes these `rates`, or says no cycles.
+    `names` are the values that the lines of an emitted `file` define: kernels and collectives are called after those
+    that they compute."""
+
+    def called(name: str, stacks: Sequence[Sequence[SourceFrame]]) -> str:
+        found = [place[0] for stack in stacks if (place := statement_of(stack, file, names or {})) is not None]
+        return f"{', '.join(dict.fromkeys(found))} ({name})" if found else name
+
+    kernels = {
+        kernel.name: _Kernel(called(kernel.name, kernel.stacks), kernel_s(kernel, topology.chip, rates, constants))
+        for kernel in kernels_of(module, untimed=rates is None)
+    }
+    collectives = {
+        each.name: _priced(each, called(each.name, [each.stack]), topology, constants)
+        for each in collectives_of(module)
+    }
+    run = _Run(module, kernels, collectives, isinstance(topology, TorusTopology))
     run.execute(module.computations[module.entry])
-    return Course(tuple(run.entries), {}, tuple(run.bounds))
+    lengths = "kernels and collectives" if rates is None else "collectives"
+    told = f"order{'' if rates is None else ' and cycles'} by the compiler, {lengths} estimated by the cost model"
+    return Course(tuple(run.entries), {}, tuple(run.bounds), told)
 
 
 class _Kernel(NamedTuple):
     name: str
     seconds: float
-
-
-def _called(kernel: CompiledKernel, file: str, names: Mapping[int, str]) -> str:
-    found = [place[0] for stack in kernel.stacks if (place := statement_of(stack, file, names)) is not None]
-    return f"{', '.join(dict.fromkeys(found))} ({kernel.name})" if found else kernel.name
 
 
 class _Priced(NamedTuple):
@@ -65,7 +74,7 @@ class _Priced(NamedTuple):
     nbytes: int
 
 
-def _priced(collective: CompiledCollective, topology: Topology, constants: Constants) -> _Priced:
+def _priced(collective: CompiledCollective, name: str, topology: Topology, constants: Constants) -> _Priced:
     """A collective as the cost model takes it, which counts what a device has already with what it receives."""
     mesh = dict(topology.mesh)
     axes = collective.axes(mesh) or tuple(axis for axis, size in mesh.items() if size > 1)
@@ -75,16 +84,18 @@ def _priced(collective: CompiledCollective, topology: Topology, constants: Const
         whole = whole * chips // ((chips - 1) * (2 if kind is CollectiveKind.ALL_REDUCE else 1))
     latency, transfer = latency_and_transfer(kind, axes, whole, topology)
     seconds = times_of(KernelDemand(transfer_s=transfer, latency_s=latency, kernels=0), constants).total
-    return _Priced(f"{collective.op} {collective.name}", f"links {''.join(axes)}", seconds, collective.bytes_once)
+    return _Priced(f"{collective.op} {name}", f"links {''.join(axes)}", seconds, collective.bytes_once)
 
 
 @dataclass
 class _Run:
-    """An execution. `now` is when the device goes on, `free` when the transfers so far on each kind of links end."""
+    """An execution. `now` is when the device goes on, `free` when the transfers so far on each kind of links end;
+    `axes_apart` says that each axis of the mesh has links of its own."""
 
     module: HloModule
     kernels: Mapping[str, _Kernel]
     collectives: Mapping[str, _Priced]
+    axes_apart: bool
     entries: list[RecordedEvent] = field(default_factory=list[RecordedEvent])
     bounds: list[Bound] = field(default_factory=list[Bound])
     now: float = 0.0
@@ -96,12 +107,13 @@ class _Run:
         for instruction in computation.instructions.values():
             self.wait(landing.get(instruction.name, ()))
             names, end = flying.get(instruction.name, (inner_collectives(self.module, instruction), ""))
-            if instruction.opcode in {"while", "call", "conditional"}:
-                own = trips_of(self.module, computation, instruction) if instruction.opcode == "while" else 1
-                bodies = [
-                    self.module.computations[one] for one in instruction.called if one in self.module.computations
-                ]
-                self.repeat(bodies, own or 1)
+            if instruction.opcode == "while":  # counted, so that nothing is asked of the device before each trip
+                body = called_as(self.module, instruction, "body")
+                self.repeat([body] if body else [], trips_of(self.module, computation, instruction) or 1)
+                continue
+            if instruction.opcode in {"call", "conditional"}:
+                called = instruction.called
+                self.repeat([self.module.computations[one] for one in called if one in self.module.computations], 1)
                 continue
             sent = [self.transfer(self.collectives[name]) for name in names if name in self.collectives]
             if end:
@@ -130,8 +142,9 @@ class _Run:
                 self.now = entry.end
 
     def transfer(self, priced: _Priced) -> RecordedEvent:
-        start = max(self.now, self.free.get(priced.links, 0.0))
-        self.free[priced.links] = end = start + priced.seconds
+        links = priced.links if self.axes_apart else "links"
+        start = max(self.now, self.free.get(links, 0.0))
+        self.free[links] = end = start + priced.seconds
         made = RecordedEvent(len(self.entries), priced.links, priced.name, start, end, priced.nbytes)
         self.entries.append(made)
         return made

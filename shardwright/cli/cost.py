@@ -104,7 +104,9 @@ def _misplaced(args: argparse.Namespace) -> str | None:
 def execute(args: argparse.Namespace) -> int:
     """Print a table for each function, or one JSON object with `--json`."""
     if args.chip is None and args.target is not None:
-        args.chip = _chip_of(args.target)
+        from shardwright.backends.targets.names import implied_chip
+
+        args.chip = implied_chip(args.target).name
     generated = None
     dropped: tuple[str, ...] = ()
     compiled: dict[str, CompiledCosts] = {}
@@ -148,18 +150,6 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...]]:
     with located(Source(args.file, "")):
         cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
     return replace(cost, parameters=round(active_parameters(found))), fitted_layout(deployment, args.batch).dropped
-
-
-def _chip_of(target: str) -> str:
-    """The chip that a target implies."""
-    from shardwright.backends.targets.names import parse_target
-    from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
-
-    chip = parse_target(target).chip
-    with located(Source("--target", "")):
-        if chip is None:
-            raise fault("no-chip", f"{target} is no chip whose rates are known", NOWHERE, "name one: --chip NAME")
-    return chip.name
 
 
 def _compiled(args: argparse.Namespace, program: Program, costs: list[Cost]) -> dict[str, CompiledCosts]:

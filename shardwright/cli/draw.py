@@ -55,7 +55,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--target",
         metavar="CHIP:SHAPE",
-        help="beside --timeline what the compiler of this target has scheduled; `shardwright targets` lists them",
+        help="beside --timeline what the compiler of this target has scheduled, on its chip without --chip; "
+        "`shardwright targets` lists them",
     )
     parser.add_argument("--window", type=time_window, metavar="BEGIN:END", help="these seconds of a timeline")
     parser.add_argument("--func", metavar="NAME", help="draw this function alone")
@@ -123,7 +124,11 @@ def execute(args: argparse.Namespace) -> int:
 
         drawing = draw_timeline(read_timeline(source), args.window)
     else:
-        program = load_program(args, source)
+        if args.target and args.chip is None:
+            from shardwright.backends.targets.names import implied_chip
+
+            args.chip = implied_chip(args.target).name
+        program = load_program(args, source, target=args.target)
         with located(source):
             chip, constants = _priced_on(args, program) if args.cost or args.timeline else ("", None)
             drawing = draw(

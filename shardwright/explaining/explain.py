@@ -242,11 +242,12 @@ def _explain_text_of_module(
 
 def _notes(text: str, name: str, target: Target) -> tuple[str, ...]:
     """The kernels that a function of an emitted module asks for when it runs, and that no compiler makes before."""
-    body = text.partition(f"\ndef build_{name}(mesh):\n")[2].partition("\ndef ")[0]
-    if target.platform.name != "cuda" or "attend(" not in body:
+    from shardwright.backends.jax.attention import attention_calls
+
+    calls, asked = attention_calls(text, name)
+    if target.platform.name != "cuda" or not calls:
         return ()
-    asked = body.count("cudnn=")
-    loops = f"attention: a loop over blocks, {body.count('= attend(')} in all"
+    loops = f"attention: a loop over blocks, {calls} in all"
     if not asked:
         return (f"{loops}; cuDNN has no kernel for it",)
     return (f"{loops}; without a GPU there is no cuDNN, which {asked} of them ask when they run on one",)

@@ -13,6 +13,7 @@ import pytest
 from shardwright.backends.graph import draw
 from shardwright.backends.graph.drawing import draw_timeline
 from shardwright.backends.hlo.module import parse
+from shardwright.backends.targets.estimates import CompilerRates
 from shardwright.backends.timeline.predicted import predicted_timeline
 from shardwright.backends.timeline.record import Course
 from shardwright.backends.timeline.scheduled import scheduled_course
@@ -25,7 +26,7 @@ from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 
-CLOCK = 1e6
+RATES = CompilerRates(1e6, 1.0, 1.0, 1.0, 1.0, kernel_cycles=0, block_cycles=0, vector_cycles=0, alone=0)
 """A cycle is a microsecond."""
 
 
@@ -67,6 +68,76 @@ ENTRY %main (p: (s32[], bf16[8,128])) -> (s32[], bf16[8,128]) {{
 }}
 """
 
+ON_GPUS = """HloModule jit_f, is_scheduled=true, num_partitions=2
+
+%sliced (w: bf16[3,16384,256], i: s32[]) -> bf16[128,128,256] {
+  %w = bf16[3,16384,256] parameter(0)
+  %i = s32[] parameter(1)
+  %shown = bf16[3,128,128,256] bitcast(%w)
+  %slice = bf16[1,128,128,256] dynamic-slice(%shown, %i, %i, %i, %i), dynamic_slice_sizes={1,128,128,256}
+  ROOT %b = bf16[128,128,256] bitcast(%slice)
+}
+
+%multiplied (a: bf16[128,64,128], b: bf16[128,128,256]) -> f32[128,64,256] {
+  %a = bf16[128,64,128] parameter(0)
+  %b = bf16[128,128,256] parameter(1)
+  ROOT %d = f32[128,64,256] dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, \
+rhs_contracting_dims={1}
+}
+
+%body (t: (s32[], bf16[64,8192], bf16[3,16384,256], bf16[256,8192])) -> (s32[], bf16[64,8192], bf16[3,16384,256], \
+bf16[256,8192]) {
+  %t = (s32[], bf16[64,8192], bf16[3,16384,256], bf16[256,8192]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %x = bf16[64,8192] get-tuple-element(%t), index=1
+  %w = bf16[3,16384,256] get-tuple-element(%t), index=2
+  %v = bf16[256,8192] get-tuple-element(%t), index=3
+  %gathering = (bf16[64,8192], bf16[64,16384]) all-gather-start(%x), replica_groups={{0,1}}, dimensions={1}
+  %row = bf16[128,128,256] fusion(%w, %i), kind=kLoop, calls=%sliced
+  %done = bf16[64,16384] all-gather-done(%gathering)
+  %split = bf16[128,64,128] bitcast(%done)
+  %parts = f32[128,64,256] fusion(%split, %row), kind=kCustom, calls=%multiplied
+  %h = bf16[64,256] reduce(%parts, %i), dimensions={0}, to_apply=%add
+  %y = (bf16[64,8192], s8[33554432]) custom-call(%h, %v), custom_call_target="__cublas$gemm", backend_config=\
+{"gemm_backend_config":{"beta":0,"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],\
+"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]},"epilogue":"DEFAULT"}}
+  %partial = bf16[64,8192] get-tuple-element(%y), index=0
+  %sum = (bf16[64,8192], bf16[64,8192]) all-reduce-start(%partial), replica_groups={{0,1}}, to_apply=%add, \
+backend_config={"collective_backend_config":{"is_sync":true}}
+  %summed = bf16[64,8192] all-reduce-done(%sum)
+  ROOT %n = (s32[], bf16[64,8192], bf16[3,16384,256], bf16[256,8192]) tuple(%i, %summed, %w, %v)
+}
+
+%test (t: (s32[], bf16[64,8192], bf16[3,16384,256], bf16[256,8192])) -> pred[] {
+  %t = (s32[], bf16[64,8192], bf16[3,16384,256], bf16[256,8192]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %asked = s32[] copy(%i)
+  ROOT %less = pred[] compare(%asked, %i), direction=LT
+}
+
+ENTRY %main (p: (s32[], bf16[64,8192], bf16[3,16384,256], bf16[256,8192])) -> (s32[], bf16[64,8192], \
+bf16[3,16384,256], bf16[256,8192]) {
+  %p = (s32[], bf16[64,8192], bf16[3,16384,256], bf16[256,8192]) parameter(0)
+  ROOT %loop = (s32[], bf16[64,8192], bf16[3,16384,256], bf16[256,8192]) while(%p), condition=%test, body=%body, \
+backend_config={"known_trip_count":{"n":"3"}}
+}
+"""
+GATHERED = "all-gather-start(%x), replica_groups={{0,1}}, dimensions={1}"
+WRAPPED = (
+    ON_GPUS.replace(GATHERED, "async-start(%x), calls=%gathered")
+    .replace("all-gather-done(%gathering)", "async-done(%gathering), calls=%gathered")
+    .replace(
+        "%sliced (w",
+        """%gathered (p: bf16[64,8192]) -> bf16[64,16384] {
+  %p = bf16[64,8192] parameter(0)
+  ROOT %gathering = bf16[64,16384] all-gather(%p), replica_groups={{0,1}}, dimensions={1}
+}
+
+%sliced (w""",
+    )
+)
+"""The gather in a computation of its own, which its end names once more."""
+
 CHIP = load_chip("tpu-v4")
 TOPOLOGY = topology_of(CHIP, Mesh((("x", 2),)))
 
@@ -77,7 +148,7 @@ def seconds(kind: CollectiveKind, nbytes: int) -> float:
 
 
 def course(text: str) -> Course:
-    return scheduled_course(parse(text), TOPOLOGY, DATASHEET, lambda kernel: (kernel.cycles or 0) / CLOCK)
+    return scheduled_course(parse(text), TOPOLOGY, DATASHEET, RATES)
 
 
 def test_what_is_parted_goes_on_beside_what_stands_between() -> None:
@@ -107,6 +178,29 @@ def test_every_trip_of_a_loop_is_executed_or_told(trips: int) -> None:
     assert len(made.entries) == 6 if trips == 3 else made.entries[-1].name.endswith("trips like the last")
 
 
+@pytest.mark.parametrize("text", [ON_GPUS, WRAPPED])
+def test_kernels_of_a_compiler_that_says_no_cycles_are_priced_by_products_and_bytes(text: str) -> None:
+    topology = topology_of(load_chip("h100"), Mesh((("x", 2),)))
+    made = scheduled_course(parse(text), topology, DATASHEET)
+    assert made.told == "order by the compiler, kernels and collectives estimated by the cost model"
+    trip = ["all_gather gathering", "row", "parts", "h", "y", "all_reduce sum"]
+    assert [entry.name for entry in made.entries] == 3 * trip
+    gather, *kernels, reduced = made.entries[:6]
+    row, h, v, x = 2 * 16384 * 256, 2 * 64 * 256, 2 * 256 * 8192, 2 * 64 * 8192
+    parts, product = 4 * 128 * 64 * 256, 2 * 64 * 16384 * 256 / 9.9e14
+    wanted = [  # one of three rows; not the workspace
+        (2 * row + 4) / 3.35e12,
+        (2 * x + row + parts) / 3.35e12 + product,
+        (parts + 4 + h) / 3.35e12,
+        (h + v + x) / 3.35e12 + product / 2,
+    ]
+    assert [kernel.end - kernel.start for kernel in kernels] == pytest.approx(wanted)
+    assert gather.start == kernels[0].start  # beside each other
+    assert kernels[1].start == gather.end > kernels[0].end
+    assert reduced.start == kernels[-1].end
+    assert made.entries[6].start == reduced.end  # a synchronous one, though it is parted
+
+
 TEXT = "mesh x=2\ndim B=8 E=128\nfunc f(a: BE_x) -> BE {\n  b = all_gather[x](a)\n  return gelu(b)\n}\n"
 
 
@@ -117,18 +211,27 @@ def test_it_stands_beside_the_prediction(tmp_path: Path) -> None:
     picture = draw_timeline(timeline).svg
     assert "predicted: " in picture
     assert "as compiled: " in picture
+    told = "order and cycles by the compiler, collectives estimated by the cost model"
+    assert f">{told}<" in picture
     draw_timeline(timeline).save(tmp_path / "a.trace.json")
     trace: dict[str, Any] = json.loads((tmp_path / "a.trace.json").read_text())
     named = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
-    assert named == ["predicted", "as compiled"]
+    assert named == ["predicted", f"as compiled ({told})"]
 
 
-def test_a_compiler_that_gives_no_cycles_is_refused() -> None:
-    with pytest.raises(DiagnosticError, match="the compiler of cpu does not say how long kernels take") as caught:
-        draw(explicit(load(Source("f", TEXT))), timeline=True, chip="tpu-v4", target="cpu")
-    assert [note.message for note in caught.value.diagnostics[0].notes] == ["TPUs' do"]
+def test_a_target_is_a_chip_or_beside_one() -> None:
+    program = explicit(load(Source("f", TEXT)))
+    with pytest.raises(DiagnosticError, match="cpu is no chip whose rates are known") as caught:
+        draw(program, timeline=True, target="cpu")
+    assert [note.message for note in caught.value.diagnostics[0].notes] == ["name one: --chip NAME"]
+    picture = draw(program, timeline=True, chip="h100", target="cpu").svg
+    assert "f on 2 h100" in picture
+    assert ">order by the compiler, kernels and collectives estimated by the cost model<" in picture
 
 
-def test_a_target_is_beside_a_timeline(shardwright: Callable[..., Any]) -> None:
+def test_a_target_is_beside_a_timeline(shardwright: Callable[..., Any], tmp_path: Path) -> None:
     got = shardwright("draw", "a.shard", "-o", "a.svg", "--target", "tpu-v4:2")
     assert got.err == "shardwright draw: error: --target is beside --timeline\n"
+    (tmp_path / "a.shard").write_text(TEXT)
+    got = shardwright("draw", tmp_path / "a.shard", "-o", tmp_path / "a.svg", "--timeline", "--target", "cpu")
+    assert got.err.startswith("--target: error: cpu is no chip whose rates are known [no-chip]\n")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from shardwright import assert_collectives
+from shardwright.backends.graph.drawing import timeline_of
 from shardwright.backends.targets.names import parse_target
 from shardwright.compiling.compile_program import explicit, load
 from shardwright.cost.movements.traffic import bytes_received
@@ -358,6 +359,30 @@ def test_a_function_that_does_not_fit() -> None:
     huge = jax.ShapeDtypeStruct((131072, 131072), jax.numpy.float32, sharding=jax.NamedSharding(mesh, jax.P()))
     (error,) = explain(lambda a: a @ a, "tpu-v5e:2x2", args=(huge,)).errors
     assert error.diagnostics[0].message.startswith("<lambda> does not fit tpu-v5e:2x2: it takes ")
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("tpu-v5e:2x4", "order and cycles by the compiler, collectives estimated by the cost model"),
+        ("h100:8", "order by the compiler, kernels and collectives estimated by the cost model"),
+    ],
+)
+def test_a_schedule_stands_beneath_the_prediction(target: str, told: str) -> None:
+    """Every trip, in about the time that is predicted."""
+    text = LAYERS.replace("B=64 E=512 F=2048", "B=2048 E=8192 F=32768")
+    drawn = timeline_of(program(text, 8, target), None, "", target=target)
+    assert drawn.title.startswith(f"step on 8 {target.partition(':')[0]}")
+    assert drawn.predicted is not None
+    assert drawn.scheduled is not None
+    assert drawn.scheduled.told == told
+    links = {name for name in drawn.scheduled.resources if name.startswith("links")}
+    assert links == {name for name in drawn.predicted.resources if name.startswith("links")}
+    for links_or_device in (*links, "device"):
+        seconds = [course.busy(links_or_device) for course in (drawn.predicted, drawn.scheduled)]
+        assert seconds[1] == pytest.approx(seconds[0], rel=0.25), links_or_device
+    made = [entry.name for entry in drawn.scheduled.entries if entry.name.startswith("all_gather h_gathered")]
+    assert len(made) == 6
 
 
 def test_two_compilers_at_once() -> None:
