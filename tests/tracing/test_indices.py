@@ -45,12 +45,17 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda c, p, x: c.at[p[:, None] + jnp.arange(2)].set(x), (normal(7, 4), ids(1, 2, 1), normal(3, 2, 4)),
     ),
     "added twice": (lambda c, p, x: c.at[p].add(x), (normal(7, 4), ids(1, 3, 1, 2, 3), normal(5, 4))),
+    "greatest of rows": (lambda c, p, x: c.at[p].max(x), (normal(7, 4), ids(1, 3, 1, 2, 3), normal(5, 4))),
+    "least of integers": (lambda c, p: c.at[p].min(p - 2), (ids(-3, 1, 0, 4), ids(1, 3, 1))),
+    "product of rows": (lambda c, p, x: c.at[p].multiply(x), (normal(7, 4), ids(1, 3, 1), normal(3, 4))),
+    "greatest of a row": (lambda c, p, x: c.at[p].max(x), (normal(7, 4), ids(3)[0], normal(4))),
     "slices of rows": (jax.vmap(update_slice), (normal(3, 7, 4), normal(3, 2, 4), ids(0, 3, 9))),
     "windows of rows": (jax.vmap(window), (normal(3, 7, 4), ids(-2, 3, 9))),
     "windows of one": (jax.vmap(window, (None, 0)), (normal(7, 4), ids(-2, 3, 9))),
     "gradient of windows": (
         jax.grad(lambda c, p: (jax.vmap(window)(c, p) ** 2).sum()), (normal(3, 7, 4), ids(0, 3, 4)),
     ),
+    "gradient of a stack": (jax.grad(lambda a, b: (jnp.stack([a, b, a], 1) ** 3).sum(), (0, 1)), (normal(4),) * 2),
     "a diagonal": (lambda c: c[jnp.arange(4), jnp.arange(4)], (normal(4, 4),)),
     "pages": (
         lambda pool, table, x, p: pool.at[table[jnp.arange(3), p // 4], p % 4].set(x),

@@ -113,7 +113,12 @@ def _gather(w: GraphWriter, op: Application) -> None:
     w.values[result.number] = ProgramValue(value.text, kept, value.order)
 
 
-@rule("scatter-add", "scatter", "scatter_add")
+_COMBINED = {"scatter-max": ("reduce_max", "max"), "scatter-min": ("reduce_min", "min"),
+             "scatter-mul": ("reduce_prod", "mul")}  # fmt: skip
+"""What combines the rows that one place is given, and what combines these with what was there."""
+
+
+@rule("scatter-add", "scatter", "scatter_add", *_COMBINED)
 def _scatter(w: GraphWriter, op: Application) -> None:
     numbers = op.params["dimension_numbers"]
     base, indices, updates = op.operands
@@ -237,6 +242,9 @@ def _write_masked(w: GraphWriter, op: Application, base: ProgramValue, value: Pr
     missing = [slot for slot in summed if find(slot) not in {find(s) for s in mask_order}]
     if missing or not mask:
         raise refusal(op, "writes several elements to one place")
+    if op.primitive in _COMBINED:
+        _combine_masked(w, op, base, (mask, value), summed)
+        return
     if summed and adds:
         present = {find(s) for s in (*mask_order, *value.order)} - {find(s) for s in summed}
         kept = [slot for slot in order if find(slot) in present]
@@ -248,6 +256,27 @@ def _write_masked(w: GraphWriter, op: Application, base: ProgramValue, value: Pr
         new = f"where({mask}, {value.text}, 0)" if adds else value.text
     text = f"{base.text} + {new}" if adds else f"where({mask}, {new}, {base.text})"
     w.put(result, text, order, axes, w.type(result.dtype, order), stem="scatter")
+
+
+def _combine_masked(w: GraphWriter, op: Application, base: ProgramValue, new: tuple[str, ProgramValue],
+                    rows: Sequence[Slot]) -> None:  # fmt: skip
+    """The greatest, the least or the product of what was at a place and of the rows that are written to it."""
+    reduction, elementwise = _COMBINED[op.primitive]
+    (mask, value), result = new, op.results[0]
+    axes, size = (*w.axes(result), *rows), [w.dimensions.size[w.dimensions.find(slot)] for slot in rows]
+    before = Variable((result.number, "before"), result.shape, result.dtype)
+    w.values[before.number] = base
+    spread = Variable((result.number, "spread"), (*result.shape, *size), result.dtype)
+    order = [axis for axis in axes if axis is not None]
+    other = "1" if reduction == "reduce_prod" else base.text
+    text = w.write("written", f"where({mask}, {value.text}, {other})", w.type(result.dtype, order))
+    w.values[spread.number] = ProgramValue(text, axes, tuple(order))
+    along = tuple(range(len(result.shape), len(axes)))
+    if rows and reduction != "reduce_prod":  # what was there is among what is reduced
+        w.rules[reduction](w, Application(reduction, (spread,), {"axes": along}, op.results, op.place))
+        return
+    made = do(w, op, "combined", reduction, [spread], result.shape, axes=along) if rows else spread
+    w.rules[elementwise](w, Application(elementwise, (before, made), {}, op.results, op.place))
 
 
 def _last_written(

@@ -439,6 +439,17 @@ def _stack(w: GraphWriter, op: Application) -> None:
     w.rules["concatenate"](w, Application("concatenate", tuple(parts), {"dimension": axis}, op.results, op.place))
 
 
+@rule("unstack")
+def _unstack(w: GraphWriter, op: Application) -> None:
+    operand, axis = op.operands[0], op.params["axis"]
+    for k, result in enumerate(op.results):
+        starts, limits = [0] * len(operand.shape), list(operand.shape)
+        starts[axis], limits[axis] = k, k + 1
+        part = do(w, op, ("layer", k), "slice", [operand], [*operand.shape[:axis], 1, *operand.shape[axis + 1 :]],
+                  start_indices=starts, limit_indices=limits, strides=None)  # fmt: skip
+        w.rules["reshape"](w, Application("reshape", (part,), {}, (result,), op.place))
+
+
 @rule("pad")
 def _pad(w: GraphWriter, op: Application) -> None:
     if 0 in op.operands[0].shape:
