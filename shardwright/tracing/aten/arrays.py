@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.tracing.aten.table import OPERATIONS, dims_of, dtype_of, op
+from shardwright.tracing.aten.table import OPERATIONS, dims_of, dtype_of, least, op
 
 # ---------------------------------------------------------------- shapes
 
@@ -244,11 +244,39 @@ def gather(a: Any, dim: int, ids: Any, **_: Any) -> Any:
 
 
 @op()
-def scatter(a: Any, dim: int, ids: Any, value: Any) -> Any:
+def scatter(a: Any, dim: int, ids: Any, value: Any, *, reduce: str = "") -> Any:
+    if reduce:
+        value = value if hasattr(value, "ndim") else jnp.full(ids.shape, value, a.dtype)
+        return scatter_reduce(a, dim, ids, value, {"add": "sum", "multiply": "prod"}[reduce])
     chosen = jax.nn.one_hot(jnp.moveaxis(ids, dim, -1), a.shape[dim], dtype=bool).any(-2)
     if not isinstance(value, int | float | bool):
         return jnp.put_along_axis(a, ids, value[tuple(map(slice, ids.shape))], axis=dim, inplace=False)
     return jnp.where(jnp.moveaxis(chosen, -1, dim), jnp.asarray(value, a.dtype), a)
+
+
+@op()
+def scatter_reduce(a: Any, dim: int, ids: Any, source: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """What is written to one place, summed say, with what was there or without."""
+    dim %= a.ndim
+    source, base, count = source[tuple(map(slice, ids.shape))], a, jnp.ones((), a.dtype)
+    if reduce == "mean" or not include_self:
+        count = scatter_add(jnp.zeros(a.shape, a.dtype), dim, ids, jnp.ones(ids.shape, a.dtype))
+    if not include_self:
+        base = jnp.where(count > 0, {"prod": 1, "amax": least(a.dtype), "amin": -least(a.dtype)}.get(reduce, 0), a)
+    if reduce in ("sum", "mean"):
+        made = scatter_add(base, dim, ids, source)
+        divisor = jnp.maximum(count + 1 if include_self else count, 1)
+        return made if reduce == "sum" else made // divisor if made.dtype.kind in "iu" else made / divisor
+    places = jnp.meshgrid(*map(jnp.arange, ids.shape), indexing="ij", sparse=True)
+    at = base.at[tuple(ids if d == dim else place for d, place in enumerate(places))]
+    combine = {"prod": at.multiply, "amax": at.max, "amin": at.min}[reduce]
+    return combine(source, mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+@op()
+def index_reduce(a: Any, dim: int, ids: Any, source: Any, reduce: str, *, include_self: bool = True) -> Any:
+    wide = jnp.broadcast_to(jnp.expand_dims(ids, range(1, a.ndim - dim % a.ndim)), source.shape)
+    return scatter_reduce(a, dim, wide, source, reduce, include_self=include_self)
 
 
 @op()
@@ -294,6 +322,32 @@ def take_along_dim(a: Any, ids: Any, dim: int | None = None) -> Any:
 @op()
 def select_scatter(a: Any, source: Any, dim: int, index: int) -> Any:
     return a.at[(np.s_[:],) * (dim % a.ndim) + (index,)].set(source)
+
+
+@op()
+def masked_scatter(a: Any, mask: Any, source: Any) -> Any:
+    """The elements of the source one after the other where the mask is true."""
+    mask = jnp.broadcast_to(mask, a.shape)
+    at = (jnp.cumsum(mask.reshape(-1).astype(jnp.int32)) - 1).reshape(a.shape)
+    return jnp.where(mask, source.reshape(-1).at[at].get(mode="clip"), a)
+
+
+@op()
+def embedding_bag(weight: Any, ids: Any, offsets: Any, _scale: bool = False, mode: int = 0, _sparse: bool = False,
+                  weights: Any = None, include_last: bool = False, padding: int | None = -1) -> Any:  # fmt: skip
+    """Rows of a table, of each bag their sum, mean or greatest; a bag begins at each offset."""
+    first, place = offsets[:-1] if include_last else offsets, jnp.arange(ids.shape[0])
+    bag = (place[:, None] >= first).astype(jnp.int32).sum(1) - 1
+    has = (bag == jnp.arange(first.shape[0])[:, None]) & (ids != (-1 if padding is None else padding))
+    rows = embedding(weight, ids)
+    if mode == 2:
+        greatest = jnp.where(has[..., None], rows, least(rows.dtype)).max(1)
+        made = jnp.where(has.any(1)[:, None], greatest, 0)
+    else:
+        chosen = has.astype(rows.dtype) if weights is None else has * weights
+        made = chosen @ rows
+        made = made / jnp.maximum(has.sum(1), 1)[:, None] if mode == 1 else made
+    return made, None, None, None
 
 
 @op()

@@ -185,53 +185,6 @@ def scaled_dot_product_attention(
     return made.reshape(*q.shape[:-1], v.shape[-1])
 
 
-@op()
-def conv1d(a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-           groups: int = 1) -> Any:  # fmt: skip
-    """Tap by tap, one channel to one (`groups` as many as channels) or all to all; others as one call."""
-    steps = [each[0] if isinstance(each, Sequence) else each for each in (stride, padding, dilation)]
-    if steps[0] != 1 or steps[2] != 1 or (groups > 1 and not groups == a.shape[-2] == weight.shape[0]):
-        return _convolved(a, weight, bias, stride, padding, dilation, groups)
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(steps[1], steps[1])])
-    length = a.shape[-1] - weight.shape[-1] + 1
-    taps = [a[..., at : at + length] for at in range(weight.shape[-1])]
-    if groups == 1:
-        made = sum(jnp.einsum("...il,oi->...ol", tap, weight[..., at]) for at, tap in enumerate(taps))
-    else:
-        made = sum(tap * weight[:, 0, at, None] for at, tap in enumerate(taps))
-    return made if bias is None else made + bias[:, None]
-
-
-def _convolved(a: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
-    rank = weight.ndim - 2
-    steps, padded, apart = (
-        list(each) * (rank // len(each)) if isinstance(each, Sequence) else [each] * rank
-        for each in (stride, padding, dilation)
-    )
-    batched = a if a.ndim == weight.ndim else a[None]
-    spec = ("NCHWD"[: rank + 2], "OIHWD"[: rank + 2], "NCHWD"[: rank + 2])
-    made = jax.lax.conv_general_dilated(
-        batched, weight, steps, [(each, each) for each in padded], rhs_dilation=apart, dimension_numbers=spec,
-        feature_group_count=groups,
-    )  # fmt: skip
-    made = made if a.ndim == weight.ndim else made[0]
-    return made if bias is None else made + bias.reshape(-1, *[1] * rank)
-
-
-@op()
-def conv2d(a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-           groups: int = 1) -> Any:  # fmt: skip
-    """Patches beside each other, which are a product; others as one call."""
-    high, wide = weight.shape[-2:]
-    steps, padded, apart = ([each] * 2 if isinstance(each, int) else list(each) for each in (stride, padding, dilation))
-    if [steps, padded, apart, groups] != [[high, wide], [0, 0], [1, 1], 1]:
-        return _convolved(a, weight, bias, stride, padding, dilation, groups)
-    rows, columns = a.shape[-2] // high, a.shape[-1] // wide
-    patches = a[..., : rows * high, : columns * wide].reshape(*a.shape[:-2], rows, high, columns, wide)
-    made = jnp.einsum("...irhcw,oihw->...orc", patches, weight)
-    return made if bias is None else made + bias[:, None, None]
-
-
 OPERATIONS |= {
     "sinh": jnp.sinh, "cosh": jnp.cosh, "asin": jnp.arcsin, "acos": jnp.arccos, "atan": jnp.arctan,
     "exp2": jnp.exp2, "log2": jnp.log2, "log10": jnp.log10, "trunc": jnp.trunc, "fix": jnp.trunc, "fmod": jnp.fmod,
@@ -242,10 +195,15 @@ OPERATIONS |= {
     "__rshift__": jnp.right_shift, "__xor__": jnp.bitwise_xor, "hardswish": jax.nn.hard_silu, "arctan2": jnp.arctan2,
     "outer": jnp.outer, "ger": jnp.outer, "mv": jnp.matmul, "dot": jnp.dot, "inner": jnp.inner, "kron": jnp.kron,
     "real": jnp.real, "imag": jnp.imag, "complex": jax.lax.complex, "_conj": jnp.conj, "conj_physical": jnp.conj,
-    "angle": jnp.angle,
+    "angle": jnp.angle, "special_i0": jax.scipy.special.i0,
 }  # fmt: skip
 for _name in ("resolve_conj", "resolve_neg"):
     OPERATIONS[_name] = same
+
+
+@op()
+def heaviside(a: Any, b: Any) -> Any:
+    return jnp.where(a == 0, b, (a > 0).astype(a.dtype))
 
 
 @op()
@@ -327,6 +285,11 @@ def grouped_product(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtyp
         raise NotImplementedError("rows of one group after the other, by three axes of matrices")
     made = jax.lax.ragged_dot(a, b, jnp.diff(offs, prepend=0))
     return made if bias is None else made + bias
+
+
+@op()
+def linalg_cholesky(a: Any, *, upper: bool = False) -> Any:
+    return jnp.linalg.cholesky(a, upper=upper)
 
 
 @op()

@@ -4,15 +4,17 @@
 # pyright: basic
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardwright.tracing.aten.table import OPERATIONS, dims_of, dtype_of, op
+from shardwright.tracing.aten.table import OPERATIONS, dims_of, dtype_of, each_axis, op
 
 # ---------------------------------------------------------------- reductions and norms
 
@@ -191,6 +193,48 @@ def count_nonzero(a: Any, dim: Any = None) -> Any:
 
 
 @op()
+def msort(a: Any) -> Any:
+    return jnp.sort(a, 0)
+
+
+@op()
+def kthvalue(a: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    each = sort(a, dim)
+    return tuple(jax.lax.index_in_dim(part, k - 1, dim % a.ndim, keepdim) for part in each)
+
+
+@op()
+def median(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The lower of the two in the middle."""
+    if dim is None:
+        return kthvalue(a.reshape(-1), (a.size + 1) // 2)[0]
+    return kthvalue(a, (a.shape[dim] + 1) // 2, dim, keepdim)
+
+
+@op()
+def quantile(a: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear") -> Any:
+    return jnp.quantile(a, jnp.asarray(q, a.dtype), dim, method=interpolation, keepdims=keepdim)
+
+
+def _running(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(a: Any, dim: int) -> Any:
+        """The extreme so far, and the last place that has it."""
+        values = function(a, dim % a.ndim)
+        places = jax.lax.broadcasted_iota(jnp.int32, a.shape, dim % a.ndim)
+        return values, jax.lax.cummax(jnp.where(a == values, places, 0), dim % a.ndim)
+
+    return run
+
+
+OPERATIONS |= {"cummax": _running(jax.lax.cummax), "cummin": _running(jax.lax.cummin)}
+
+
+@op()
+def cdist(a: Any, b: Any, p: float = 2, *_: Any) -> Any:
+    return vector_norm(a[..., :, None, :] - b[..., None, :, :], p, -1)
+
+
+@op()
 def argsort(a: Any, dim: int = -1, descending: bool = False, **_: Any) -> Any:
     return jnp.argsort(a, axis=dim, descending=descending, stable=True)
 
@@ -205,6 +249,14 @@ def group_norm(a: Any, groups: int, weight: Any = None, bias: Any = None, eps: f
     return made if bias is None else made + bias.reshape(shape)
 
 
+@op()
+def instance_norm(a: Any, weight: Any, bias: Any, mean: Any, var: Any, own: bool, momentum: float, eps: float,
+                  *_: Any) -> Any:  # fmt: skip
+    if own:
+        return group_norm(a, a.shape[1], weight, bias, eps)
+    return batch_norm(a, weight, bias, mean, var, False, momentum, eps)
+
+
 @op("native_layer_norm")
 def native_layer_norm(a: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
     return layer_norm(a, shape, weight, bias, eps), None, None
@@ -213,52 +265,82 @@ def native_layer_norm(a: Any, shape: Sequence[int], weight: Any, bias: Any, eps:
 # ---------------------------------------------------------------- pools
 
 
-def _pooled(a: Any, size: Any, stride: Any, padding: Any, rank: int, first: float, function: Callable[..., Any]) -> Any:
-    sizes, steps, edges = (
-        [each] * rank if isinstance(each, int) else list(each) * (rank // len(each)) for each in (size, stride, padding)
-    )
-    lead = [1] * (a.ndim - rank)
+def _pooled(a: Any, windows: Sequence[_Window], first: Any, function: Callable[..., Any]) -> Any:
+    lead = a.ndim - len(windows)
     return jax.lax.reduce_window(
-        a, np.asarray(first, a.dtype)[()], function, (*lead, *sizes), (*lead, *steps),
-        [(0, 0)] * len(lead) + [(edge, edge) for edge in edges],
+        a, np.asarray(first, a.dtype)[()], function, (*[1] * lead, *(each.size for each in windows)),
+        (*[1] * lead, *(each.step for each in windows)),
+        [(0, 0)] * lead + [(each.before, each.after) for each in windows],
+        window_dilation=(*[1] * lead, *(each.apart for each in windows)),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Windows along an axis of n elements, `before` and `after` of them beyond its ends."""
+
+    n: int
+    size: int
+    step: int
+    before: int
+    apart: int
+    ceil: bool
+
+    @property
+    def count(self) -> int:
+        room = self.n + 2 * self.before - self.apart * (self.size - 1) - 1
+        count = (-(-room // self.step) if self.ceil else room // self.step) + 1
+        return count - (self.ceil and (count - 1) * self.step >= self.n + self.before)  # none begins in the padding
+
+    @property
+    def after(self) -> int:
+        return max((self.count - 1) * self.step + self.apart * (self.size - 1) + 1 - self.n - self.before, 0)
+
+    def counted(self, padding: int) -> Any:
+        """The elements that each window has, so many of the padding at each end included."""
+        first = np.arange(self.count) * self.step - self.before
+        return np.minimum(first + self.size, self.n + padding) - np.maximum(first, -padding)
+
+
+def _windows(a: Any, rank: int, size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> list[_Window]:
+    each = [each_axis(value, rank) for value in (size, stride or size, padding, dilation)]
+    return [_Window(n, *own, ceil=ceil) for n, *own in zip(a.shape[-rank:], *each, strict=True)]
 
 
 def _pools(rank: int) -> None:
     def largest(
         a: Any, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> Any:
-        if ceil_mode or dilation not in (1, [1] * rank):
-            raise NotImplementedError("windows with gaps, or that end beyond the last")
-        return _pooled(a, size, stride or size, padding, rank, -math.inf, jax.lax.max)
+        return _pooled(a, _windows(a, rank, size, stride, padding, dilation, ceil_mode), -math.inf, jax.lax.max)
 
     def mean(
         a: Any, size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Any:  # fmt: skip
-        if ceil_mode:
-            raise NotImplementedError("windows that end beyond the last")
-        ones = jnp.ones_like(a) if not count_include_pad else None
-        total = _pooled(a, size, stride or size, padding, rank, 0.0, jax.lax.add)
-        if ones is not None and divisor_override is None:
-            return total / _pooled(ones, size, stride or size, padding, rank, 0.0, jax.lax.add)
-        sizes = [size] * rank if isinstance(size, int) else list(size) * (rank // len(size))
-        return total / (divisor_override or math.prod(sizes))
+        windows = _windows(a, rank, size, stride, padding, 1, ceil_mode)
+        counts = [each.counted(each.before if count_include_pad else 0) for each in windows]
+        divisor = divisor_override or functools.reduce(np.multiply.outer, counts)
+        return _pooled(a, windows, 0.0, jax.lax.add) / jnp.asarray(divisor, a.dtype)
 
-    def to_size(a: Any, size: Any) -> Any:
-        sizes = [size] * rank if isinstance(size, int) else list(size)
-        for axis, wanted in zip(range(a.ndim - rank, a.ndim), sizes, strict=True):
-            n = a.shape[axis]
-            if wanted in (None, n):
-                continue
-            if n % wanted:
-                raise NotImplementedError("sizes that do not divide")
-            a = a.reshape(*a.shape[:axis], wanted, n // wanted, *a.shape[axis + 1 :]).mean(axis + 1)
-        return a
+    def to_size(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(a: Any, size: Any) -> Any:
+            for axis, wanted in zip(range(a.ndim - rank, a.ndim), each_axis(size, rank), strict=True):
+                n = a.shape[axis]
+                if wanted in (None, n):
+                    continue
+                if n % wanted:
+                    parts = [(i * n // wanted, -(-(i + 1) * n // wanted)) for i in range(wanted)]
+                    slices = (jax.lax.slice_in_dim(a, *part, axis=axis) for part in parts)
+                    a = jnp.stack([function(part, axis) for part in slices], axis)
+                else:
+                    a = function(a.reshape(*a.shape[:axis], wanted, n // wanted, *a.shape[axis + 1 :]), axis + 1)
+            return a
+
+        return run
 
     OPERATIONS[f"max_pool{rank}d"] = largest
     OPERATIONS[f"avg_pool{rank}d"] = mean
-    OPERATIONS[f"adaptive_avg_pool{rank}d"] = OPERATIONS[f"_adaptive_avg_pool{rank}d"] = to_size
+    OPERATIONS[f"adaptive_avg_pool{rank}d"] = OPERATIONS[f"_adaptive_avg_pool{rank}d"] = to_size(jnp.mean)
 
 
 for _rank in (1, 2, 3):

@@ -37,3 +37,13 @@ def dims_of(rank: int, dims: Any) -> tuple[int, ...]:
     if dims is None or dims == []:
         return tuple(range(rank))
     return tuple(d % max(rank, 1) for d in (dims if isinstance(dims, Sequence) else [dims]))
+
+
+def least(dtype: Any) -> Any:
+    """The least number of a format, of integers one whose negative is the greatest."""
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else -jnp.iinfo(dtype).max
+
+
+def each_axis(value: Any, rank: int) -> list[int]:
+    """A number for each of so many axes: that of all of them, where there is one."""
+    return list(value) * (rank // len(value)) if isinstance(value, Sequence) else [value] * rank
