@@ -1,4 +1,4 @@
-"""Functions that programs call by name: some of `jax.lax`, and kernels of users' own.
+"""Functions that programs call by name: some of `jax.lax` and of PyTorch, and kernels of users' own.
 
 What stands in a program is a name and JSON. Names are looked up here and nowhere else, so that a program calls nothing
 that is neither in this table nor declared by the Python that runs it.
@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from shardwright.backends.number_formats import Array
+from shardwright.backends.torch_operations import ATEN, FORMATS, listed_path, path_of, torch_operation
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest, placed
 from shardwright.ir.names import is_valid_name
@@ -69,6 +70,11 @@ class UserKernel:
     results: tuple[tuple[str, ...], ...]
     splits: tuple[str, ...]
 
+    @property
+    def torch_path(self) -> str:
+        """The place below `torch.ops` of an operation of PyTorch, "" of a function of JAX."""
+        return path_of(self.function)
+
 
 KERNELS: dict[str, UserKernel] = {}
 """Those that `kernel` has declared in this process, by name."""
@@ -77,7 +83,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(axes: str, *, splits: str = "", name: str = "") -> Callable[[F], F]:
-    """Declares a function of JAX, as one in Pallas, that called by name as it is: `trace` does not look inside.
+    """Declares a function of JAX, as one in Pallas, that is called by name as it is: `trace` does not look inside. Or
+    an operation of PyTorch: what `torch.library.custom_op` makes, or any below `torch.ops`.
 
     `axes` names the axes of operands and results, `"b t h d, b s h d, b s h d -> b t h d"`; `splits` those that chips
     may divide between them, `"b h"`, since the function does the same at each of their indices. Along all others a chip
@@ -95,9 +102,12 @@ def kernel(axes: str, *, splits: str = "", name: str = "") -> Callable[[F], F]:
     split = tuple(splits.split())
 
     def declare(function: F) -> F:
-        own = name or getattr(function, "__name__", "")
+        path = path_of(function)
+        own = name or (path.split(".")[1] if path else getattr(function, "__name__", ""))
         _examine(own, arrow, operands, results, split, axes)
         KERNELS[own] = UserKernel(own, function, operands, results, split)
+        if path:
+            return function
 
         def call(*args: Any) -> Any:
             return function(*args)
@@ -124,8 +134,9 @@ def _examine(name: str, arrow: str, operands: Sequence[Sequence[str]], results: 
     example = 'as in @shardwright.kernel("b t d, d -> b t", splits="b")'
     if not is_valid_name(name):
         raise fault("bad-kernel", f"a kernel cannot be called `{name}`", NOWHERE, "name=... is a name of lower case")
-    if name in LAX | {STAND_IN}:
-        raise fault("bad-kernel", f"{name} is a function of jax.lax", NOWHERE, "name=... is another name")
+    if name in LAX | ATEN.keys() | {STAND_IN}:
+        whose = "an operation of PyTorch that is listed" if name in ATEN else "a function of jax.lax"
+        raise fault("bad-kernel", f"{name} is {whose}", NOWHERE, "name=... is another name")
     if not arrow:
         raise fault("bad-kernel", f"`{axes}` has no arrow between operands and results", NOWHERE, example)
     for row in (*operands, *results):
@@ -149,11 +160,34 @@ def params_of(operation: ops.Foreign) -> dict[str, Any]:
     given = cast("dict[str, Any]", made) if isinstance(made, dict) else {"": None}
     if not all(key.isidentifier() for key in given):
         raise fault("bad-static", "foreign: params are an object of JSON, as in params='{\"axis\": 1}'", NOWHERE)
+    formats: dict[str, Any] = given.get("formats") or {}
+    if type(formats) is not dict or not set(map(str, formats.values())) <= set(FORMATS):
+        raise fault("bad-static", f"foreign: formats are those of integers: {', '.join(FORMATS)}", NOWHERE)
     return {key: _tuples(value) for key, value in given.items()}
 
 
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, cast("list[Any]", value))) if isinstance(value, list) else value
+
+
+def torch_path(name: str) -> str:
+    """The place below `torch.ops` of an operation of PyTorch that programs may call, "" of other functions."""
+    return KERNELS[name].torch_path if name in KERNELS else listed_path(name)
+
+
+def kernel_at(path: str) -> str:
+    """The name by which programs call an operation of PyTorch, declared or listed, "" where there is none."""
+    own = (name for name, kernel in KERNELS.items() if kernel.torch_path == path)
+    return next(own, next((name for name in ATEN if listed_path(name) == path), "")) if path else ""
+
+
+def kernel_of(name: str) -> UserKernel:
+    """The axes of a kernel as declared, or of an operation of PyTorch as listed."""
+    if name in KERNELS:
+        return KERNELS[name]
+    axes, splits = ATEN[name]
+    operands, results = (tuple(tuple(part.split()) for part in side.split(",")) for side in axes.split("->"))
+    return UserKernel(name, torch_operation, operands, results, tuple(splits.split()))
 
 
 def unknown(name: str) -> DiagnosticError:
@@ -163,12 +197,12 @@ def unknown(name: str) -> DiagnosticError:
         f"the program calls {name}, which is no function of jax.lax that programs may call and no kernel declared here",
         NOWHERE,
         "declare it with @shardwright.kernel in the Python that runs the program",
-        *([near] if (near := nearest(name, [*LAX, *KERNELS])) else []),
+        *([near] if (near := nearest(name, [*LAX, *ATEN, *KERNELS])) else []),
     )
 
 
 def source(operation: ops.Foreign, codes: Sequence[str]) -> str:
-    """The call as an expression of an emitted module, which has `lax`, `jax`, `jnp` and `KERNELS`."""
+    """The call in an emitted module, which has `lax`, `jax`, `jnp`, `KERNELS` and `torch_operation`."""
     name, params = operation.name, params_of(operation)
     key = f"jax.random.wrap_key_data({codes[0]})"
     if name == "random_bits":
@@ -181,7 +215,9 @@ def source(operation: ops.Foreign, codes: Sequence[str]) -> str:
         given = (*codes, *_BEFORE_PARAMS.get(name, ()), *(f"{key}={value!r}" for key, value in params.items()))
         made = f"lax.{_LAX[name]}({', '.join(given)})"
     else:
-        made = f"KERNELS[{name!r}]({', '.join(codes)})"
+        path = torch_path(name)
+        given = (*([repr(path)] if path else []), *codes, *(f"{key}={value!r}" for key, value in params.items()))
+        made = f"{'torch_operation' if path else f'KERNELS[{name!r}]'}({', '.join(given)})"
     return f"{made}[{operation.result}]" if operation.result else made
 
 
@@ -211,9 +247,19 @@ def function_of(operation: ops.Foreign) -> Callable[..., Any]:
         }  # fmt: skip
         between = [words[word] for word in _BEFORE_PARAMS.get(name, ())]
         return lambda *args: function(*args, *between, **params)
+    if path := torch_path(name):
+        return functools.partial(torch_operation, path, **params)
     if name not in KERNELS:
         raise unknown(name)
     return KERNELS[name].function
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """The kernels of this process by name, as functions of arrays of JAX."""
+    return {
+        name: functools.partial(torch_operation, kernel.torch_path) if kernel.torch_path else kernel.function
+        for name, kernel in KERNELS.items()
+    }
 
 
 def keeps_format(operation: ops.Foreign) -> bool:
@@ -237,7 +283,7 @@ def check_calls(program: Program) -> None:
     for func in program.funcs:
         for site in sites(program, func):
             operation = site.statement.operation if isinstance(site.statement, Let) else None
-            if isinstance(operation, ops.Foreign) and operation.name not in LAX | KERNELS.keys():
+            if isinstance(operation, ops.Foreign) and operation.name not in LAX | ATEN.keys() | KERNELS.keys():
                 with placed(site.statement.span):
                     raise unknown(operation.name)
 

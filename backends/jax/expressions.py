@@ -229,7 +229,7 @@ def _merge(operation: ops.Merge, terms: Sequence[Term], result: TensorType, lowe
 
 def _foreign(operation: ops.Foreign, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
     if operation.name not in foreign.LAX:
-        lowering.use_helper("KERNELS")
+        lowering.use_helper("torch_operation" if foreign.torch_path(operation.name) else "KERNELS")
     code = foreign.source(operation, [term.code for term in terms])
     return code if foreign.keeps_format(operation) else f"{code}.astype({JAX_DTYPES[result.dtype]})"
 

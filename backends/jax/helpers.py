@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+
 from shardwright.backends.jax.attention_kernels import ATTENTION_KERNELS
+from shardwright.backends.torch_operations import schema_arguments, torch_operation
 
 HELPERS: dict[str, str] = {
     "KERNELS": '''
 KERNELS = {}
 """Functions of your own that this module calls, by name: put them here before it runs."""
 ''',
+    "torch_operation": "\n" + "\n\n".join(map(inspect.getsource, (schema_arguments, torch_operation))),
     **ATTENTION_KERNELS,
     "attend_in_blocks": '''
 def attend_in_blocks(

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from shardwright.backends.foreign import KERNELS
+from shardwright.backends import foreign
 from shardwright.backends.jax.source_text import check_identifier
 
 
@@ -35,7 +35,7 @@ def import_file(path: Path, source: str | None = None) -> ModuleType:
     finally:
         sys.dont_write_bytecode = before
     if "KERNELS" in vars(module):
-        module.KERNELS.update((name, kernel.function) for name, kernel in KERNELS.items())
+        module.KERNELS.update(foreign.functions())
     return module
 
 

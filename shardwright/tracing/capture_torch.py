@@ -8,13 +8,18 @@ here says whether that is right: `trace` compares the program with the module it
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportMissingParameterType=false
 from __future__ import annotations
 
+import functools
+import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardwright.backends.foreign import kernel_at
+from shardwright.backends.torch_operations import FORMATS
 from shardwright.tracing.by_indices import by_indices
 from shardwright.tracing.places import untraceable
 
@@ -54,7 +59,8 @@ class ExportedModule:
         state = {path: _tensor(array, own[path]) for path, array in weights.items() if path in own}
         examples, tree = pytree.tree_flatten(self.examples)
         given = [_tensor(leaf, example) for leaf, example in zip(leaves, examples, strict=True)]
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             results = torch.func.functional_call(self.module, state, pytree.tree_unflatten(given, tree))
         return [as_numpy(leaf) for leaf in pytree.tree_leaves(results) if torch.is_tensor(leaf)]
 
@@ -71,8 +77,6 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
 
     A weight that several paths share goes by the first. Raises a `DiagnosticError` where the export fails.
     """
-    import warnings
-
     import torch
     from torch.utils import _pytree as pytree
 
@@ -81,7 +85,8 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     try:
         with warnings.catch_warnings():  # PyTorch's about its own use of itself
             warnings.simplefilter("ignore")
-            program = torch.export.export(module, tensors, strict=False).run_decompositions({})
+            program = torch.export.export(module, tensors, strict=False)
+            program = program.run_decompositions(_by_rank())
     except Exception as error:
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise untraceable(f"torch.export cannot trace {type(module).__name__}: {said}", "") from error
@@ -94,6 +99,15 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     arguments = pytree.tree_map(as_numpy, tensors)
     lifted = frozenset(program.constants).difference(name for name, _ in module.named_buffers())
     return ExportedModule(module, _function(program, paths, fixed), weights, arguments, tensors, lifted)
+
+
+def _by_rank() -> dict[Any, Callable[..., Any]]:
+    """Operations that PyTorch calls by one name for any number of dimensions, by those for each."""
+    import torch
+
+    aten = torch.ops.aten
+    sampled = {4: aten.grid_sampler_2d.default, 5: aten.grid_sampler_3d.default}
+    return {aten.grid_sampler.default: lambda a, *others: sampled[a.ndim](a, *others)}
 
 
 def as_numpy(tensor: Any) -> npt.NDArray[Any]:
@@ -144,6 +158,9 @@ def _function(program: Any, paths: Mapping[str, str], fixed: Mapping[str, Any]) 
                 known[node] = _apply(node, known)
             elif node.op == "output":
                 kept = [each for each, is_result in zip(node.args[0], results, strict=True) if is_result]
+                lacking = next((each for each in kept if each in known and known[each] is None), None)
+                if lacking is not None and lacking.meta.get("val") is not None:
+                    raise _refused(lacking, "this result of the operation has no counterpart in the language")
                 return [known[each] for each in kept if each in known]
             else:
                 raise _refused(node, f"{node.op} {node.target} is not a call of an operation")
@@ -164,12 +181,16 @@ def _apply(node: Any, known: Mapping[Any, Any]) -> Any:
         return known[each] if isinstance(each, torch.fx.Node) else each
 
     args, kwargs = (fx_node.map_aggregate(each, value) for each in (node.args, node.kwargs))
-    if all(known[each] is None or _is_fixed(known[each]) for each in node.all_input_nodes):
-        return node.target(*args, **kwargs)
     name = str(node.target) if hasattr(node.target, "overloadpacket") else getattr(node.target, "__name__", "")
     operation = operations().get(name.split(".")[1] if "." in name else name)
-    if operation is None:
-        raise _refused(node, f"{name} has no counterpart in the language", _WAYS_OUT.get(name, ""))
+    if operation is None and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        raise _refused(node, f"{name} draws random numbers", "give the module what it draws as an argument")
+    if all(known[each] is None or _is_fixed(known[each]) for each in node.all_input_nodes):
+        return node.target(*args, **kwargs)
+    if kernel := kernel_at(name):
+        operation = functools.partial(_kept, node, kernel)
+    elif operation is None:
+        raise _refused(node, f"{name} has no counterpart in the language", _WAYS_OUT.get(name, "") or _declared(name))
     args, kwargs = pytree.tree_map(
         lambda leaf: by_indices(as_numpy(leaf)) if torch.is_tensor(leaf) else leaf, (args, kwargs)
     )
@@ -184,6 +205,65 @@ def _is_fixed(value: Any) -> bool:
     import torch
 
     return all(torch.is_tensor(leaf) for leaf in (value if isinstance(value, list | tuple) else [value]))
+
+
+@functools.cache
+def _primitive() -> Any:
+    """A call of an operation of PyTorch by name, of which JAX knows the shapes and formats of the results."""
+    from jax.core import ShapedArray
+    from jax.extend.core import Primitive
+
+    made = Primitive("kernel")
+    made.multiple_results = True
+    made.def_abstract_eval(lambda *_, results, **__: [ShapedArray(*each) for each in results])
+    return made
+
+
+def _kept(node: Any, kernel: str, *args: Any, **kwargs: Any) -> Any:
+    """The results of an operation that is called by name. Arguments that are no tensors are its parameters, unless
+    those of the schema's defaults; and so is an operand's format that the language lacks."""
+    import jax.numpy as jnp
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from shardwright.tracing.aten.table import dtype_of
+
+    schema = node.target._schema
+    given = dict(zip((each.name for each in schema.arguments), node.args, strict=False)) | node.kwargs
+    values = dict(zip((each.name for each in schema.arguments), args, strict=False)) | kwargs
+    arrays: list[Any] = []
+    params: dict[str, Any] = {}
+    lacking: list[str] = []
+    formats: dict[str, str] = {}
+    for each in schema.arguments:
+        value = values.get(each.name, each.default_value)
+        if "Tensor" in str(each.type) and value is not None:
+            if "List" in str(each.type):
+                raise NotImplementedError(f"{each.name} is a list of tensors")
+            arrays.append(jnp.asarray(value))
+            params |= dict.fromkeys(lacking)  # operands fill the schema in its order
+            lacking.clear()
+            own = str(given[each.name].meta["val"].dtype).removeprefix("torch.")
+            formats |= {each.name: own} if own in FORMATS else {}
+        elif "Tensor" in str(each.type):
+            lacking.append(each.name)
+        elif value != each.default_value or not each.has_default_value():
+            params[each.name] = value
+    made = node.meta["val"]
+    results = [made] if torch.is_tensor(made) else list(made)
+    if not all(torch.is_tensor(each) and not each.is_complex() for each in results):
+        raise NotImplementedError("it returns what is no tensor, or a complex one")
+    text = json.dumps(params | ({"formats": formats} if formats else {}))
+    shapes = tuple((tuple(each.shape), dtype_of(each.dtype)) for each in results)
+    found = _primitive().bind(*arrays, kernel=kernel, params=text, results=shapes)
+    return found[0] if torch.is_tensor(made) else pytree.tree_unflatten(found, pytree.tree_structure(made))
+
+
+def _declared(name: str) -> str:
+    """How a user has an operation called as it is."""
+    own = name.removesuffix(".default")
+    called = f'shardwright.kernel("a b, b c -> a c")(torch.ops.{own}), with its own axes'
+    return f"write this line with other operations, or declare this one: {called}" if name.count(".") > 1 else ""
 
 
 _WAYS_OUT: Mapping[str, str] = dict.fromkeys(

@@ -187,7 +187,10 @@ def test_refuses_with_the_line() -> None:
     place, line, *_, note = caught.value.render().splitlines()
     assert re.match(r".*test_torch.py:\d+:\d+: error: aten.\S+ has no counterpart in the language", place)
     assert line.strip() == "return torch.fft.rfft(x).real"
-    assert note == "note: write this line with other operations, or trace the parts before and after it"
+    assert note == (
+        'note: write this line with other operations, or declare this one: shardwright.kernel("a b, b c -> a c")'
+        "(torch.ops.aten.fft_rfft), with its own axes"
+    )
 
 
 def test_what_depends_on_data_is_refused() -> None:

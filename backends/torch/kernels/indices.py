@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from shardwright.backends import foreign
 from shardwright.backends.number_formats import Array, numpy_dtype
@@ -115,9 +116,11 @@ def _update(operation: ops.Update, call: TensorCall) -> Tensor:
 
 
 def _foreign(operation: ops.Foreign, call: TensorCall) -> Tensor:
-    """A function of JAX, on the host."""
+    """An operation of PyTorch as it is; a function of JAX on the host."""
     from types import ModuleType
 
+    if path := foreign.torch_path(operation.name):
+        return _torch_operation(operation, call, path)
     if not isinstance(call.torch, ModuleType):
         message = f"{operation.name} is a function of JAX, which a module of PyTorch does not call"
         raise fault("unsupported", message, NOWHERE, "emit JAX, or run the program: `run` calls it on the host")
@@ -130,6 +133,20 @@ def _foreign(operation: ops.Foreign, call: TensorCall) -> Tensor:
     if operation.dtype is not DType.BOOL:
         made = made.astype("float32" if operation.dtype.is_float else "int64")
     return call.torch.from_numpy(made.copy()).to(call.device, held_as(operation.dtype, call.torch))
+
+
+def _torch_operation(operation: ops.Foreign, call: TensorCall, path: str) -> Tensor:
+    import torch
+
+    from shardwright.backends.torch_operations import schema_arguments
+
+    values = [call.tensor(i) for i in range(len(call.args))]
+    tensors = [value.tensor.to(call.torch.int64) if value.dtype is DType.INT32 else value.tensor for value in values]
+    overload: Any = attrgetter(path)(torch.ops)
+    args, words = schema_arguments(overload, tensors, foreign.params_of(operation), call.torch)
+    made: Any = attrgetter(path)(call.torch.ops)(*args, **words)
+    several = len(overload._schema.returns) > 1  # pyright: ignore[reportPrivateUsage]
+    return made[operation.result] if several else made
 
 
 KERNELS: dict[type[Operation], Kernel] = {

@@ -256,7 +256,7 @@ def scatter(a: Any, dim: int, ids: Any, value: Any, *, reduce: str = "") -> Any:
 
 @op()
 def scatter_reduce(a: Any, dim: int, ids: Any, source: Any, reduce: str, *, include_self: bool = True) -> Any:
-    """What is written to one place, summed say, with what was there or without."""
+    """The sum, say, of all that is written to one place, with what was there or without."""
     dim %= a.ndim
     source, base, count = source[tuple(map(slice, ids.shape))], a, jnp.ones((), a.dtype)
     if reduce == "mean" or not include_self:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shardwright.backends import foreign
+from shardwright.backends.torch_operations import torch_flops
 from shardwright.ir.ops import Foreign
 from shardwright.ir.types import DType
 from shardwright.tracing.dimensions import Slot
@@ -78,9 +79,11 @@ def _with_ones(w: GraphWriter, axes: Iterable[Slot | None]) -> list[Slot]:
 
 
 def _flops(name: str, params: str, operands: Sequence[Operand]) -> float:
-    """The operations that XLA counts; 0 where it cannot."""
+    """The operations that XLA counts, or PyTorch of its own; 0 where none does."""
     if name in foreign.POINTWISE | foreign.ALONG or name.startswith("random"):
         return 0
+    if path := foreign.torch_path(name):
+        return torch_flops(path, [(each.shape, each.dtype) for each in operands], json.loads(params or "{}"))
     import jax
 
     shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in operands]
@@ -297,11 +300,17 @@ def _bitcast(w: GraphWriter, op: Application) -> None:
 @rule("kernel")
 def _kernel(w: GraphWriter, op: Application) -> None:
     """The axes that the declaration names alike are the same dimensions."""
-    kernel = foreign.KERNELS[op.params["kernel"]]
-    for operand, letters in zip(op.operands, kernel.operands, strict=True):
-        if len(operand.shape) != len(letters):
-            raise refusal(op, f"is {kernel.name}, declared with {' '.join(letters)} for an operand of shape"
-                          f" {operand.shape}", "declare the axes that it has")  # fmt: skip
+    kernel = foreign.kernel_of(op.params["kernel"])
+    extents: dict[str, int] = {}
+    for values, rows in ((op.operands, kernel.operands), (op.results, kernel.results)):
+        for value, letters in zip(values, rows, strict=False):
+            if len(value.shape) != len(letters) or len(values) != len(rows):
+                raise refusal(op, f"is {kernel.name}, declared with {' '.join(letters)} for an operand of shape"
+                              f" {value.shape}", "declare the axes that it has")  # fmt: skip
+            for letter, size in zip(letters, value.shape, strict=True):
+                if extents.setdefault(letter, size) != size:
+                    raise refusal(op, f"is {kernel.name}, whose axis {letter} has {extents[letter]} and {size}",
+                                  "declare axes of several sizes by several names")  # fmt: skip
     first: dict[str, Slot | None] = {}
     for operand, letters in zip(op.operands, kernel.operands, strict=True):
         for letter, slot in zip(letters, w.value(operand).axes, strict=True):
@@ -313,4 +322,4 @@ def _kernel(w: GraphWriter, op: Application) -> None:
             tuple(letters.index(x) if x in kernel.splits and x in letters else None for x in own)
             for own in kernel.operands
         ]
-        called(w, op, kernel.name, kept, at=at)
+        called(w, op, kernel.name, kept, json.loads(op.params.get("params", "{}")), at=at)
