@@ -84,11 +84,13 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _execute_function(args: argparse.Namespace) -> int:
-    """Prints what was made of a function of JAX, and the verdict; with `--json` both as one object."""
+    """Prints what was made of a function of JAX, and the verdict; with `--json` both as one object. Where there can be
+    no verdict, the error comes after what there is."""
     from shardwright.backends.targets.names import parse_target
     from shardwright.cli.output import print_json
     from shardwright.explaining.advising import advise
     from shardwright.explaining.explain import explain
+    from shardwright.ir.diagnostics import DiagnosticError
     from shardwright.tracing.trace import from_file
 
     path, _, name = args.file.rpartition(":")
@@ -97,7 +99,12 @@ def _execute_function(args: argparse.Namespace) -> int:
     explained = explain(function, target, args.mesh or None, args=examples, time_limit_s=args.time_limit)
     explained.refuse()
     chip = parse_target(target).chip
-    verdict = advise(function, examples, args.mesh or None, chip.name if chip is not None else "", target=target)
+    try:
+        verdict = advise(function, examples, args.mesh or None, chip.name if chip is not None else "", target=target)
+    except DiagnosticError:
+        if not args.json:
+            print(explained)
+        raise
     if args.json:
         print_json({**explained.as_json(), "verdict": verdict.as_json()})
     else:

@@ -3,9 +3,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.backends.jax.edges import ProgramEdges
@@ -17,9 +18,13 @@ from shardwright.cost.programs.program_cost import cost_of
 from shardwright.explaining.explain import explain
 from shardwright.explaining.reports import CollectiveReport, shown_place
 from shardwright.exporting.jax_specs import constraints, spec
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.text.table import bytes_text
-from shardwright.tracing.capture_jax import evaluate_inlined, origins
-from shardwright.tracing.trace import trace
+from shardwright.tracing.capture_jax import capture, evaluate_inlined, origins
+from shardwright.tracing.complex_pairs import has_complex
+from shardwright.tracing.graph import Frames, Graph
+from shardwright.tracing.source_names import bodies
+from shardwright.tracing.trace import argument_names, trace
 from shardwright.tracing.writer import ValueSite
 
 MOST_LINES = 12
@@ -30,7 +35,11 @@ MOST_LINES = 12
 class SuggestedConstraint:
     """A constraint on a value of the function, at `FILE:LINE`, by the name that it has there (`own_name`, "" within an
     expression) or else the program's; with `begins_body` at the beginning of the body of the loop there. Without it a
-    chip would receive `saved_bytes` more, of all trips, as compiled beside the other fixes."""
+    chip would receive `saved_bytes` more, of all trips, as compiled beside the other fixes.
+
+    The function has `times` values there, those of layers that are written one after the other, each of which was
+    constrained. Of an argument that is several arrays `numbers` are those of the i in its name.
+    """
 
     value: str
     own_name: str
@@ -38,12 +47,15 @@ class SuggestedConstraint:
     source: str
     saved_bytes: int
     begins_body: bool = False
+    times: int = 1
+    numbers: tuple[int, ...] = ()
 
     @property
     def place(self) -> str:
         """Where the line belongs."""
         place = shown_place(self.source) or "at the beginning"
-        return f"{place}, where its body begins" if self.begins_body else place
+        again = f", all {self.times} times that it runs" if self.times > 1 and self.source else ""
+        return f"{place}, where its body begins{again}" if self.begins_body else f"{place}{again}"
 
     @property
     def pasted(self) -> str:
@@ -51,7 +63,8 @@ class SuggestedConstraint:
         if not self.own_name:
             return f"jax.lax.with_sharding_constraint(..., {self.spec})  # of what {self.value} gives within the line"
         assigned = f"{self.own_name} = " if self.own_name.isidentifier() else ""
-        return f"{assigned}jax.lax.with_sharding_constraint({self.own_name}, {self.spec})"
+        each = f"  # i = {', '.join(map(str, self.numbers))}" if self.numbers else ""
+        return f"{assigned}jax.lax.with_sharding_constraint({self.own_name}, {self.spec}){each}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,8 @@ class Verdict:
             lines.append(f"with these lines, compiled and counted, it receives {bytes_text(self.fixed_bytes)}:")
             lines += [f"  {fix.place}: {fix.pasted}, {bytes_text(fix.saved_bytes)} less" for fix in self.fixes]
         else:
-            lines.append("no constraint makes the compiler receive less; shardwright.optimize runs the best program")
+            tried = "no constraint that was tried makes the compiler receive less"
+            lines.append(f"{tried}; shardwright.optimize runs the best program")
         return "\n".join(lines)
 
 
@@ -137,14 +151,14 @@ def advise(
     least = cost_of(fastest, fastest.funcs[0], on, on.constants)
     lines: list[TriedConstraint] = []
     if best.bytes < received:
+        proposed: list[tuple[str, ValueSite, Layout]] = []
         for each in constraints(func, ProgramEdges(compiled.program).digits(func), parameters=True):
             is_slice = each.dims != each.value.shape.names
             site = (traced.slices if is_slice else traced.sites).get(each.value.name)
             if site is not None:
                 axes = dict(zip(each.dims, each.layout, strict=True))
-                lines.append(
-                    TriedConstraint(each.value.name, tuple(axes.get(dim or "", ()) for dim in site.dims), site)
-                )
+                proposed.append((each.value.name, site, tuple(axes.get(dim or "", ()) for dim in site.dims)))
+        lines = _lines(function, args, proposed)
     fixes, fixed = _tried(function, args, lines[:MOST_LINES], received, measured)
     return Verdict(
         func.name, received, best.bytes, compiled.layouts is None or compiled.layouts.proved, least.time_s,
@@ -153,17 +167,103 @@ def advise(
     )  # fmt: skip
 
 
+Layout = tuple[tuple[str, ...], ...]
+"""The mesh axes that split each axis of an array."""
+
+
 @dataclass(frozen=True)
 class TriedConstraint:
-    """A constraint to try: a value, the mesh axes that split each of its axes, and where the function has it."""
+    """A constraint to try, as it is suggested, on the variables of these numbers."""
 
-    value: str
-    axes: tuple[tuple[str, ...], ...]
-    site: ValueSite
+    suggested: SuggestedConstraint
+    axes: Layout
+    variables: frozenset[Hashable]
 
-    @property
-    def spec(self) -> str:
-        return spec(self.axes)
+
+def _lines(
+    function: Callable[..., Any], args: Sequence[Any], proposed: Sequence[tuple[str, ValueSite, Layout]]
+) -> list[TriedConstraint]:
+    """A line for each place, with the layout that most of its values are proposed in, on all that the function has
+    there: a line in the user's loop, or in a function that is called again, is of every layer. One line stands for
+    arguments whose paths differ in numbers alone."""
+    import jax
+
+    closed = jax.make_jaxpr(function)(*args)
+    if has_complex(closed):
+        return []  # the graph is of pairs, and constraints would be on others than were found
+    graph = capture(function, args, "f").graph
+    written = dict(_written(graph))
+    leaves = jax.tree_util.tree_flatten_with_path(tuple(args))[0]
+    names = argument_names(function)
+    arguments = {
+        variable.number: _argument(path, names) for variable, (path, _) in zip(graph.parameters, leaves, strict=True)
+    }
+    groups: dict[Hashable, list[tuple[str, ValueSite, Layout]]] = {}
+    for name, site, axes in proposed:
+        if site.number in arguments:
+            groups.setdefault((arguments[site.number][0], axes), []).append((name, site, axes))
+        elif site.number in written:
+            way = written[site.number].down_from(site.place)
+            alike = frozenset(number for number, each in written.items() if each.down_from(site.place) == way)
+            groups.setdefault(alike, []).append((name, site, axes))
+    made: list[TriedConstraint] = []
+    for key, members in groups.items():
+        ((axes, _),) = Counter(axes for *_, axes in members).most_common(1)
+        value, site, _ = max(members, key=lambda each: each[1].own_name != "")
+        own, variables, numbers = site.own_name, key, ()
+        if site.number in arguments:
+            pattern, _, alone = arguments[site.number]
+            own = pattern if len(members) > 1 else alone
+            variables = frozenset(member.number for _, member, _ in members)
+            numbers = tuple(sorted(arguments[each][1] for each in variables)) if len(members) > 1 else ()
+        assert isinstance(variables, frozenset)
+        suggested = SuggestedConstraint(
+            value, own, spec(axes), site.place, 0, site.begins_body, len(variables), numbers
+        )  # fmt: skip
+        made.append(TriedConstraint(suggested, axes, variables))
+    return made
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Where a value is written: the calls that lead there, the expression's columns, and which of its values it is."""
+
+    frames: Frames
+    place: str
+    which: Hashable
+
+    def down_from(self, place: str) -> Hashable:
+        """The way to it from the line `FILE:LINE`, by which a line that is pasted there tells it; None without any."""
+        at = next((i for i, (file, line) in enumerate(self.frames) if f"{file}:{line}" == place), None)
+        if at is not None:
+            return self.frames[at:], self.which
+        return (place, self.which) if self.place == place else None
+
+
+def _written(graph: Graph) -> Iterator[tuple[Hashable, _Written]]:
+    """Where each variable is written, by its number, those of loops' bodies included."""
+    for application in graph.applications:
+        kind = application.primitive, application.columns
+        for k, result in enumerate(application.results):
+            yield result.number, _Written(application.frames, application.place, (*kind, k, len(result.shape)))
+        for at, body in enumerate(bodies(application)):
+            for k, parameter in enumerate(body.parameters):
+                yield parameter.number, _Written(application.frames, application.place, (*kind, "body", at, k))
+            yield from _written(body)
+
+
+def _argument(path: Sequence[Any], names: Sequence[str]) -> tuple[str, int, str]:
+    """How the function names an argument: with i for its last number, that number (-1 without), and with that."""
+    import jax
+
+    first = getattr(path[0], "idx", len(names))
+    root = names[first] if first < len(names) else f"args[{first}]"
+    texts = [jax.tree_util.keystr((key,)) for key in path[1:]]
+    at = max((i for i, key in enumerate(path[1:]) if hasattr(key, "idx")), default=-1)
+    alone = root + "".join(texts)
+    if at < 0:
+        return alone, -1, alone
+    return root + "".join("[i]" if i == at else text for i, text in enumerate(texts)), path[1 + at].idx, alone
 
 
 def _lacking(own: Sequence[CollectiveReport], best: Traffic) -> tuple[CollectiveReport, ...]:
@@ -196,7 +296,10 @@ def _tried(
     def counted(tried: Sequence[TriedConstraint]) -> int:
         key = tuple(map(id, tried))
         if key not in counts:
-            counts[key] = measured(constrained(function, args, tried))[0]
+            try:
+                counts[key] = measured(constrained(function, args, tried))[0]
+            except (DiagnosticError, ValueError):  # of layers of several widths, say, not all of which it divides
+                counts[key] = sys.maxsize
         return counts[key]
 
     kept, before = list(lines), None
@@ -211,9 +314,8 @@ def _tried(
         return (), received
     saved = [counted([each for each in kept if each is not line]) - best for line in kept]
     return tuple(
-        SuggestedConstraint(line.value, line.site.own_name, line.spec, line.site.place, saving, line.site.begins_body)
-        for line, saving in zip(kept, saved, strict=True)
-    ), best
+        replace(line.suggested, saved_bytes=saving) for line, saving in zip(kept, saved, strict=True)
+    ), best  # fmt: skip
 
 
 def constrained(
@@ -230,8 +332,9 @@ def constrained(
         if isinstance(getattr(leaf, "sharding", None), jax.NamedSharding)
     )
     where = {
-        variables[int(str(line.site.number))]: jax.NamedSharding(mesh, jax.P(*(axes or None for axes in line.axes)))
+        variables[int(str(number))]: jax.NamedSharding(mesh, jax.P(*(axes or None for axes in line.axes)))
         for line in lines
+        for number in line.variables
     }
 
     def changed(variable: Any, value: Any) -> Any:

@@ -112,7 +112,7 @@ def evaluate_inlined(
     closed: Any, args: Sequence[Any], change: Callable[[Any, Any], Any], *, in_loops: bool = False
 ) -> list[Any]:
     """The results of a jaxpr, with the calls inlined that a graph has inlined; `change` is given each variable and its
-    value, and says what goes on in its place. With `in_loops` also those in the bodies of scans."""
+    value, and says what goes on in its place. With `in_loops` also those in the bodies of loops."""
     from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
     jaxpr = getattr(closed, "jaxpr", closed)
@@ -129,8 +129,9 @@ def evaluate_inlined(
             operands = [value(atom) for atom in equation.invars]
             inner = equation.params[_INLINED[primitive]]
             results = evaluate_inlined(inner, operands, change, in_loops=in_loops)
-        elif primitive == "scan" and in_loops:
-            results = _scanned(equation.params, [value(atom) for atom in equation.invars], change)
+        elif primitive in ("scan", "while") and in_loops:
+            looped = _scanned if primitive == "scan" else _repeated
+            results = looped(equation.params, [value(atom) for atom in equation.invars], change)
         else:
             given = list(dict.fromkeys(atom for atom in equation.invars if not isinstance(atom, Literal)))
             alone = jaxpr.replace(
@@ -157,6 +158,24 @@ def _scanned(params: Mapping[str, Any], operands: Sequence[Any], change: Callabl
         params["unroll"],
     )  # fmt: skip
     return [*carried, *stacked]
+
+
+def _repeated(params: Mapping[str, Any], operands: Sequence[Any], change: Callable[[Any, Any], Any]) -> list[Any]:
+    """The results of a `while`, its body as `evaluate_inlined` has it."""
+    import jax
+    from jax.extend.core import jaxpr_as_fun
+
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    of_cond, of_body, carried = operands[:n_cond], operands[n_cond : n_cond + n_body], operands[n_cond + n_body :]
+
+    def goes_on(state: Any) -> Any:
+        (more,) = jaxpr_as_fun(params["cond_jaxpr"])(*of_cond, *state)
+        return more
+
+    def body(state: Any) -> Any:
+        return tuple(evaluate_inlined(params["body_jaxpr"], (*of_body, *state), change, in_loops=True))
+
+    return [*jax.lax.while_loop(goes_on, body, tuple(carried))]
 
 
 class _Reader:
@@ -275,16 +294,16 @@ class _Reader:
                     "jaxpr": params["body_jaxpr"], "length": length, "num_consts": n_body,
                     "num_carry": len(operands) - n_body, "reverse": False,
                 }  # fmt: skip
-            if equation.primitive.name == "scan":
-                params["names"] = _argument_names(params["jaxpr"].jaxpr)
             if primitive == "scan":
+                params["names"] = _argument_names(params["jaxpr"].jaxpr)
                 params["body"] = self.body(params.pop("jaxpr"))
             if primitive == "cond":
                 params["bodies"] = [self.body(branch) for branch in params.pop("branches")]
             results = tuple(self.variable(v.aval) for v in equation.outvars)
             self.origins.update((int(str(made.number)), v) for made, v in zip(results, equation.outvars, strict=True))
             known.update(zip(equation.outvars, results, strict=True))
-            graph.applications.append(Application(primitive, operands, params, results, place(equation), frames))
+            applied = Application(primitive, operands, params, results, place(equation), frames, columns(equation))
+            graph.applications.append(applied)
         return [operand(v) for v in jaxpr.outvars]
 
 
@@ -336,13 +355,23 @@ def _for_any_chip(platforms: Sequence[Sequence[str] | None]) -> int:
 
 def place(equation: Any) -> str:
     """`FILE:LINE` of the innermost frame that is the user's."""
+    frame = _user_frame(equation)
+    return f"{frame.file_name}:{frame.start_line}" if frame else ""
+
+
+def columns(equation: Any) -> tuple[int, int]:
+    """Where the expression begins and ends in that line."""
+    frame = _user_frame(equation)
+    return (int(frame.start_column), int(frame.end_column)) if frame else (0, 0)
+
+
+def _user_frame(equation: Any) -> Any:
     try:
         from jax._src.source_info_util import user_frame
 
-        frame = user_frame(equation.source_info.traceback)
-        return f"{frame.file_name}:{frame.start_line}" if frame else ""
+        return user_frame(equation.source_info.traceback)
     except (ImportError, AttributeError, TypeError):
-        return ""
+        return None
 
 
 def own_frames(equation: Any, called: Any = None) -> Frames:

@@ -42,7 +42,8 @@ Frames = tuple[tuple[str, int], ...]
 @dataclass(frozen=True)
 class Application:
     """A primitive applied to operands, with the line of the user's file that asked for it. `frames` are the calls that
-    led there, as far as they are the user's; a gradient has none."""
+    led there, as far as they are the user's; a gradient has none. `columns` are where its expression begins and ends
+    in the line."""
 
     primitive: str
     operands: tuple[Operand, ...]
@@ -50,6 +51,7 @@ class Application:
     results: tuple[Variable, ...]
     place: str = ""
     frames: Frames = ()
+    columns: tuple[int, int] = (0, 0)
 
 
 @dataclass

@@ -164,7 +164,7 @@ def _trace(
             args = module.arguments
             traced = capture(module.function, args, name or _name(function).lower(), module.weights)
         traced = replace(
-            rolled(traced), arguments=_argument_names(getattr(function, "forward", function) if module else function)
+            rolled(traced), arguments=argument_names(getattr(function, "forward", function) if module else function)
         )
     except DiagnosticError:
         raise
@@ -322,7 +322,7 @@ def _with_used_dims(program: Program) -> Program:
     return replace(program, dims=tuple(dim for dim in program.dims if dim.name in used))
 
 
-def _argument_names(function: Any) -> tuple[str, ...]:
+def argument_names(function: Any) -> tuple[str, ...]:
     """The names of the positional arguments, up to those that have none of their own."""
     try:
         takes = inspect.signature(function).parameters.values()

@@ -324,7 +324,7 @@ def _written(
 def _sites(
     graph: Graph, writer: GraphWriter, called: Mapping[Hashable, tuple[str, str]]
 ) -> Iterator[tuple[str, ValueSite]]:
-    """The values that a graph makes by their names in the program, then those in the bodies of the user's own loops."""
+    """The values that a graph makes by their names in the program, then those in the bodies of loops."""
 
     def site(
         variable: Variable, place: str, own: str = "", *, begins_body: bool = False
@@ -339,9 +339,9 @@ def _sites(
             own, place = called.get(result.number, ("", application.place))
             yield from site(result, place, own)
     for application in graph.applications:
-        if application.primitive == "scan" and "names" in application.params:
-            body = application.params["body"]
-            for variable, own in zip(body.parameters, application.params["names"], strict=True):
+        if application.primitive == "scan":  # of what was written out and is a loop here, nothing begins a body
+            body, names = application.params["body"], application.params.get("names", ())
+            for variable, own in zip(body.parameters, names, strict=False):
                 yield from site(variable, application.place, own, begins_body=True)
             yield from _sites(body, writer, called)
 

@@ -100,6 +100,121 @@ def test_fixes_within_the_body_of_a_scan(mesh: Any) -> None:
     assert fix.saved_bytes == verdict.received_bytes - verdict.fixed_bytes
 
 
+def array(mesh: Any, shape: tuple[int, ...], *axes: Any) -> Any:
+    return jax.device_put(jnp.full(shape, 0.01), NamedSharding(mesh, P(*axes)))
+
+
+def line_of(text: str) -> int:
+    """The number of the first line of this file that has this text."""
+    return next(i for i, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip() == text)
+
+
+def unrolled(mesh: Any, spec: Any = None) -> Any:
+    """Layers that Python writes one after the other."""
+
+    def function(x: Any, layers: Any) -> Any:
+        for w, v in layers:
+            h = jnp.tanh(x @ w)
+            if spec is not None:
+                h = jax.lax.with_sharding_constraint(h, NamedSharding(mesh, spec))
+            x = h @ v
+        return x
+
+    return function
+
+
+def test_one_line_serves_all_layers_of_a_loop_in_python(mesh: Any) -> None:
+    """It is pasted once, so it is measured on the value of each layer."""
+    layers = [(array(mesh, (128, 256), "data"), array(mesh, (256, 128), "data", "model")) for _ in range(2)]
+    args = (array(mesh, (64, 128), "data"), layers)
+    verdict = advise(unrolled(mesh), args, mesh)
+    assert verdict.received_bytes == received(unrolled(mesh), args, mesh)
+    (fix,) = verdict.fixes
+    assert fix.times == 2
+    assert fix.place.endswith(f"test_advising.py:{line_of('h = jnp.tanh(x @ w)')}, all 2 times that it runs")
+    assert fix.pasted == f"h = jax.lax.with_sharding_constraint(h, {fix.spec})"
+    pasted = received(unrolled(mesh, eval(fix.spec, {"P": P})), args, mesh)
+    assert pasted == verdict.fixed_bytes < verdict.received_bytes
+
+
+def called(h: Any, layer: Any) -> Any:
+    return h + jax.nn.relu(h @ layer["up"]) @ layer["down"]
+
+
+def test_arguments_of_all_layers_have_one_line(mesh: Any) -> None:
+    def function(layers: Any, h: Any) -> Any:
+        for layer in layers:
+            h = called(h, layer)
+        return h
+
+    def pasted(layers: Any, h: Any) -> Any:
+        spec = NamedSharding(mesh, P(None, "model"))
+        layers = [{**each, "up": jax.lax.with_sharding_constraint(each["up"], spec)} for each in layers]
+        return function(layers, h)
+
+    layers = [{"up": array(mesh, (64, 256), "model"), "down": array(mesh, (256, 64), "model")} for _ in range(2)]
+    args = (layers, array(mesh, (16, 8, 64), "data"))
+    verdict = advise(function, args, mesh)
+    (fix,) = verdict.fixes
+    assert fix.pasted == "jax.lax.with_sharding_constraint(layers[i]['up'], P(None, 'model'))  # i = 0, 1"
+    assert fix.place == "at the beginning"
+    assert (fix.times, fix.numbers) == (2, (0, 1))
+    assert (
+        received(pasted, args, mesh) == verdict.fixed_bytes < verdict.received_bytes == received(function, args, mesh)
+    )
+
+
+def test_fixes_within_the_body_of_a_while(mesh: Any) -> None:
+    def with_product(spec: Any = None) -> Any:
+        def function(up: Any, down: Any, x: Any) -> Any:
+            def body(state: Any) -> Any:
+                i, h = state
+                product = jax.nn.relu(h @ up) @ down
+                if spec is not None:
+                    product = jax.lax.with_sharding_constraint(product, NamedSharding(mesh, spec))
+                return i + 1, h + product
+
+            return jax.lax.while_loop(lambda state: state[0] < 4, body, (0, x))[1]
+
+        return function
+
+    args = (array(mesh, (64, 256), "model"), array(mesh, (256, 64), "model"), array(mesh, (16, 8, 64), "data"))
+    verdict = advise(with_product(), args, mesh)
+    assert {each.trips for each in verdict.collectives} == {4}
+    (fix,) = verdict.fixes
+    assert (fix.own_name, fix.times) == ("product", 1)
+    assert fix.source.endswith(f":{line_of('product = jax.nn.relu(h @ up) @ down')}")
+    spec = eval(fix.spec, {"P": P})
+    assert received(with_product(spec), args, mesh) == verdict.fixed_bytes < verdict.received_bytes
+
+
+def test_layers_that_the_trace_puts_into_a_loop(mesh: Any) -> None:
+    """The program has one layer where the function has two, and a constraint is on both."""
+    from shardwright import trace
+
+    random = np.random.default_rng(0)
+    layers = [(jnp.asarray(random.normal(size=(64, 256)), jnp.float32),
+               jnp.asarray(random.normal(size=(256, 64)), jnp.float32)) for _ in range(2)]  # fmt: skip
+
+    def function(x: Any) -> Any:
+        return unrolled(mesh)(x, layers)
+
+    args = (array(mesh, (64, 64), None, "model"),)
+    assert "loop[" in trace(function, args).text
+    verdict = advise(function, args, mesh)
+    assert verdict.received_bytes == received(function, args, mesh)
+    assert all(fix.saved_bytes > 0 for fix in verdict.fixes)
+    assert verdict.fixed_bytes <= verdict.received_bytes
+
+
+def test_layers_of_several_widths_of_which_a_constraint_divides_some(mesh: Any) -> None:
+    """One that the compiler refuses is no fix, and no error."""
+    layers = [(array(mesh, (128, n)), array(mesh, (n, 128), None, "model")) for n in (256, 129)]
+    args = (array(mesh, (64, 128), "data"), layers)
+    verdict = advise(unrolled(mesh), args, mesh)
+    assert verdict.fixed_bytes <= verdict.received_bytes == received(unrolled(mesh), args, mesh)
+
+
 @pytest.mark.parametrize("in_loops", [False, True])
 def test_inlining_keeps_loops_branches_and_calls(in_loops: bool) -> None:
     def function(x: Any, flag: Any) -> Any:
@@ -107,6 +222,7 @@ def test_inlining_keeps_loops_branches_and_calls(in_loops: bool) -> None:
             return carry + jnp.tanh(each), carry
 
         total, parts = jax.lax.scan(body, x[0], x)
+        total = jax.lax.while_loop(lambda s: s.sum() < x.sum() + 40, lambda s: s + jnp.abs(x[1]) + 1, total)
         chosen = jax.lax.cond(flag, lambda a: a * 2, lambda a: a - 1, total)
         return {"sum": jax.nn.relu(chosen), "parts": jax.jit(jnp.sort)(parts)}
 
@@ -164,3 +280,13 @@ def test_what_has_no_name_in_the_file_is_said() -> None:
     )
     named = SuggestedConstraint("product", "h", "P('data')", "f.py:3", 64)
     assert named.pasted == "h = jax.lax.with_sharding_constraint(h, P('data'))"
+
+
+def test_a_function_without_a_verdict(tmp_path: Path, shardwright: Callable[..., Outcome]) -> None:
+    """What was compiled is shown, and why the least is not known."""
+    loop = "jax.lax.while_loop(lambda h: h.sum() < 1e4, jnp.exp, jnp.tanh(x @ w))"
+    (tmp_path / "model.py").write_text(MODEL.replace("jnp.tanh(x @ w)", loop))
+    got = shardwright("explain", f"{tmp_path}/model.py:layer")
+    assert got.status == 1
+    assert "all_gather" in got.out
+    assert "while runs until a condition holds" in got.err
