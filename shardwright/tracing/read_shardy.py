@@ -106,11 +106,28 @@ class _ModuleReader:
         ]
         typed = zip(function.type.results, _dicts(function, "res_attrs"), strict=True)
         results = [self.array(f"result {at}", type_, said, place) for at, (type_, said) in enumerate(typed, 1)]
+        self.note_constraints()
         attributes = self.module.operation.attributes
         name = attributes["sym_name"].value if "sym_name" in attributes else ""
         return ShardedModule(
             name.removeprefix("jit_"), self.mesh, tuple(arguments), tuple(results), tuple(self.notes), place
         )
+
+    def note_constraints(self) -> None:
+        """Says that constraints within are left out: nothing tells which of a program's values they are on."""
+        from jaxlib.mlir import ir
+
+        lines: list[int] = []
+
+        def see(op: Any) -> Any:
+            if op.name == "sdy.sharding_constraint":
+                lines.append(_span(op.location, self.source).line)
+            return ir.WalkResult.ADVANCE
+
+        self.module.operation.walk(see)
+        if lines:
+            said = f"{len(lines)} constraint{'s' * (len(lines) > 1)} within, the first in line {lines[0]}"
+            self.notes[f"{said}: left out; those that a traced function has itself are demanded"] = None
 
     def function(self) -> Any:
         """The function that is called from outside: the only public one, or `main`."""

@@ -397,3 +397,27 @@ func g(a: BE?) -> BE? {
     other = second.replace('[{"x"}, {}]', '[{}, {"x"}]', 1)
     with pytest.raises(DiagnosticError, match="argument 1 has w as bf16 BE_x, and before it argument 1 as bf16 B_xE"):
         opt(program, shardings=f"{first}// -----\n{other}")
+
+
+def test_constraints_within_are_left_out_and_said_to_be() -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import AbstractMesh, AxisType, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    from shardwright.tracing.read_shardy import read_shardy
+
+    mesh = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
+
+    def function(a: Any) -> Any:
+        for _ in range(2):
+            a = jax.lax.with_sharding_constraint(jnp.sin(a), NamedSharding(mesh, P(None, "x")))
+        return a
+
+    argument = jax.ShapeDtypeStruct((4, 6), jnp.float32, sharding=NamedSharding(mesh, P("x")))
+    lowered: Any = jax.jit(function).trace(argument).lower(lowering_platforms=("cpu",))
+    text = lowered.as_text()
+    first = next(i for i, line in enumerate(text.splitlines(), 1) if "sdy.sharding_constraint" in line)
+    (module,) = read_shardy(Source("f.mlir", text))
+    said = "left out; those that a traced function has itself are demanded"
+    assert module.notes == (f"2 constraints within, the first in line {first}: {said}",)
