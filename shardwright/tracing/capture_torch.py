@@ -21,7 +21,7 @@ import numpy as np
 from shardwright.backends.foreign import kernel_at
 from shardwright.backends.torch_operations import FORMATS
 from shardwright.tracing.by_indices import by_indices
-from shardwright.tracing.places import untraceable
+from shardwright.tracing.places import place_of, untraceable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,10 +58,15 @@ class ExportedModule:
         own = {**dict(self.module.named_parameters(remove_duplicate=False)), **dict(self.module.named_buffers())}
         state = {path: _tensor(array, own[path]) for path, array in weights.items() if path in own}
         examples, tree = pytree.tree_flatten(self.examples)
-        given = [_tensor(leaf, example) for leaf, example in zip(leaves, examples, strict=True)]
+        rest = iter(leaves)
+        given = [example if example is None else _tensor(next(rest), example) for example in examples]
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            results = torch.func.functional_call(self.module, state, pytree.tree_unflatten(given, tree))
+            try:
+                results = torch.func.functional_call(self.module, state, pytree.tree_unflatten(given, tree))
+            except (IndexError, RuntimeError) as error:  # an index that is too large, say, which an export does not see
+                said = f"{type(self.module).__name__} fails at these arguments: {type(error).__name__}: {error}"
+                raise untraceable(said.partition("\n")[0], place_of(error)) from error
         return [as_numpy(leaf) for leaf in pytree.tree_leaves(results) if torch.is_tensor(leaf)]
 
 
@@ -80,7 +85,7 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     import torch
     from torch.utils import _pytree as pytree
 
-    tensors = pytree.tree_map(torch.as_tensor, tuple(args))
+    tensors = pytree.tree_map(lambda each: each if each is None else torch.as_tensor(each), tuple(args))
     module = module.eval()
     try:
         with warnings.catch_warnings():  # PyTorch's about its own use of itself
@@ -89,14 +94,16 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
             program = program.run_decompositions(_by_rank())
     except Exception as error:
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise untraceable(f"torch.export cannot trace {type(module).__name__}: {said}", "") from error
+        cached = hasattr(getattr(module, "config", None), "use_cache") and "Cache" in str(error)
+        way_out = ["it returns a cache, which is no array: set model.config.use_cache = False"] if cached else []
+        raise untraceable(f"torch.export cannot trace {type(module).__name__}: {said}", "", *way_out) from error
     values: dict[str, Any] = {**program.state_dict, **program.constants}
     stored = [str(spec.target) for spec in program.graph_signature.input_specs if spec.kind.name != "USER_INPUT"]
     first: dict[Any, str] = {}
     paths = {path: first.setdefault(_memory(values[path]), path) for path in stored}
     fixed = {path: values[path] for path in stored if values[path].is_complex()}  # the language has no complex weights
     weights = {path: as_numpy(values[path]) for path in first.values() if path not in fixed}
-    arguments = pytree.tree_map(as_numpy, tensors)
+    arguments = pytree.tree_map(lambda each: each if each is None else as_numpy(each), tensors)
     lifted = frozenset(program.constants).difference(name for name, _ in module.named_buffers())
     return ExportedModule(module, _function(program, paths, fixed), weights, arguments, tensors, lifted)
 
@@ -151,7 +158,8 @@ def _function(program: Any, paths: Mapping[str, str], fixed: Mapping[str, Any]) 
             if node.op == "placeholder":
                 spec = next(inputs)
                 if spec.kind.name == "USER_INPUT":
-                    known[node] = next(leaves)
+                    is_none = getattr(spec.arg, "value", "") is None  # a constant of `torch.export`
+                    known[node] = None if is_none else next(leaves)
                 else:
                     known[node] = fixed[spec.target] if spec.target in fixed else weights[paths[spec.target]]
             elif node.op == "call_function":

@@ -172,7 +172,7 @@ def test_no_rate() -> None:
         load_chip("tpu-v4").rate("f16")
     assert caught.value.render() == (
         "<program>: error: tpu-v4 has no rate for matrix products in f16 [no-rate]\n"
-        "note: it has rates for bf16, int8; convert the operands to one of these"
+        "note: it has rates for bf16, int8, f32; convert the operands to one of these"
     )
 
 

@@ -164,11 +164,11 @@ func f(x: bf16 BE, w: {dtype} EF_xyz) -> bf16 BF_xyz {{
 
 def test_a_chip_without_a_rate_for_a_format_says_which_it_has() -> None:
     text = (
-        "mesh x=2\ndim B=4 E=8 F=8\nfunc f(a: f32 BE, w: f32 EF) -> f32 BF {\n  y: f32 BF = a @[E] w\n  return y\n}\n"
+        "mesh x=2\ndim B=4 E=8 F=8\nfunc f(a: f16 BE, w: f16 EF) -> f16 BF {\n  y: f16 BF = a @[E] w\n  return y\n}\n"
     )
     with pytest.raises(DiagnosticError) as caught:
         cost(text)
-    assert caught.value.diagnostics[0].message == "tpu-v4 has no rate for matrix products in f32"
+    assert caught.value.diagnostics[0].message == "tpu-v4 has no rate for matrix products in f16"
 
 
 def test_calibrated_constants_in_a_file_are_checked(tmp_path: Path) -> None:

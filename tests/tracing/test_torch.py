@@ -238,3 +238,34 @@ def test_pools(module: nn.Module) -> None:
     traced = trace(module.eval(), (torch.randn(2, 3, 8, 8),))
     assert traced.largest_relative_difference < 1e-6
     assert traced.opaque in (("reduce_window_max",), ("reduce_window_sum",))
+
+
+def test_an_argument_that_is_none() -> None:
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
+            made = self.linear(x) if mask is None else self.linear(x) * mask
+            return made + y
+
+    made = trace(Masked(), (torch.randn(2, 8), None, torch.randn(2, 4)))
+    assert [name for _, name, _ in made.inputs] == ["x", "y"]
+    assert made.largest_relative_difference < 1e-6
+
+
+def test_faults_of_a_module_have_a_reason_and_a_way_out() -> None:
+    import transformers
+
+    with pytest.raises(DiagnosticError, match="Embedding fails at these arguments: IndexError: index out of range"):
+        trace(torch.nn.Embedding(10, 4), (torch.tensor([[1, 12]]),))
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    with pytest.raises(DiagnosticError) as caught:
+        trace(transformers.LlamaForCausalLM(config), (torch.tensor([[1, 2]]),))
+    (diagnostic,) = caught.value.diagnostics
+    assert [note.message for note in diagnostic.notes] == [
+        "it returns a cache, which is no array: set model.config.use_cache = False"
+    ]
