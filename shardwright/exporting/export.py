@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.ops import Lookup
+from shardwright.ir.program import Let
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.objective import Objective
@@ -97,6 +99,14 @@ def _for_engine(
             "an engine serves a checkpoint, and the weights of this program are of none: it has no OUT.weights.json",
             NOWHERE,
             "shardwright import CHECKPOINT -o OUT.shard writes both",
+        )
+    operations = (each.operation for func in program.funcs for each, _ in func.walk() if isinstance(each, Let))
+    if not any(isinstance(operation, Lookup) for operation in operations):
+        raise fault(
+            "not-exported",
+            "an engine serves a language model, and this program looks up no table by tokens",
+            NOWHERE,
+            "--as jax and --as dtensor have layouts for any program",
         )
     plan = to == "hf-tp-plan"
     flags = "" if plan else format_flags(program)

@@ -65,6 +65,8 @@ class Trace:
     """Why nothing could be compared, "" where something was."""
     notes: tuple[str, ...] = ()
     """Remarks on what the `shardings` say that types have no words for."""
+    unread: tuple[str, ...] = ()
+    """What a module's `state_dict` has that the program does not read: a count of batches, or a weight's other name."""
     slices: Mapping[str, ValueSite] = field(default_factory=dict[str, "ValueSite"], repr=False)
     """Where the bodies of the function's loops have slices of values, by the names of these."""
 
@@ -77,7 +79,7 @@ class Trace:
             stored = shape.names[1:] if NUMBERED.search(self.paths[name]) else shape.names
             entries[name] = WeightEntry(shape.names, tuple((dim,) for dim in stored), self.paths[name])
         sizes = {dim.name: dim.size for shape in kinds.values() for dim in shape.dims}
-        return WeightMap(self.program.funcs[0].name, sizes, entries)
+        return WeightMap(self.program.funcs[0].name, sizes, entries, self.unread)
 
     def require_agreement(self) -> None:
         """Raises a `DiagnosticError` where the program and the function were compared and differ."""
@@ -211,8 +213,14 @@ def _trace(
         Counter(_operations(program)), difference, seconds, weights,
         {value.name: edge.name for value, edge in zip(program.weights, traced.weights, strict=True)
          if module is not None and (edge.members or edge.name in module.weights.keys() - module.lifted)},
-        made.sites, tuple(made.opaque), compared_at, not_compared, stated.notes if stated else (), made.slices,
+        made.sites, tuple(made.opaque), compared_at, not_compared, stated.notes if stated else (),
+        () if module is None else _unread(module.module, traced), made.slices,
     )  # fmt: skip
+
+
+def _unread(module: Any, traced: TracedFunction) -> tuple[str, ...]:
+    read = {path for edge in traced.weights for path in (edge.name, *edge.members)}
+    return tuple(path for path in module.state_dict() if path not in read)
 
 
 def _smaller_difference(

@@ -269,3 +269,34 @@ def test_faults_of_a_module_have_a_reason_and_a_way_out() -> None:
     assert [note.message for note in diagnostic.notes] == [
         "it returns a cache, which is no array: set model.config.use_cache = False"
     ]
+
+
+def test_what_a_module_stores_and_its_program_does_not_read(
+    shardwright: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """A normalization of batches counts them; no engine of language models serves what has one."""
+    from safetensors.torch import save_file
+
+    source = tmp_path / "own.py"
+    source.write_text(
+        "import torch\ndef made():\n    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))\n"
+        "def example_args(): return (torch.randn(4, 8),)\n"
+    )
+    path = tmp_path / "out.shard"
+    assert shardwright("trace", f"{source}:made", "-o", path).status == 0
+    mapping = json.loads((tmp_path / "out.weights.json").read_text())
+    assert mapping["ignored"] == ["1.num_batches_tracked"]
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    (tmp_path / "stored").mkdir()
+    save_file(module.state_dict(), tmp_path / "stored" / "model.safetensors")
+    done = shardwright("run", path, "--weights", tmp_path / "stored")
+    assert done.status == 0, done.err
+    done = shardwright("export", path, "--as", "vllm")
+    assert done.status == 1
+    assert done.err == (
+        f"{path}: error: an engine serves a language model, and this program looks up no table by tokens "
+        "[not-exported]\n"
+        "note: --as jax and --as dtensor have layouts for any program\n"
+    )
