@@ -39,6 +39,8 @@ def test_a_sum_of_every_element_with_every_other() -> None:
 def test_positions_counted_from_each_row_s_are_none() -> None:
     text = "mesh x=2\ndim B=4 L=8\n\nfunc f(pos: int32 B) -> int32 BL {\n  return pos + iota[L]()\n}\n"
     assert warnings(text) == []
+    text = text.replace("iota[L]()", "convert[int32](iota[L]() * 2)")
+    assert warnings(text) == []
 
 
 @pytest.mark.parametrize("addend", ["b: f32 E", "b: f32 BE", "b: f32"])

@@ -88,6 +88,7 @@ def _execute_function(args: argparse.Namespace) -> int:
     no verdict, the error comes after what there is."""
     from shardwright.backends.targets.names import parse_target
     from shardwright.cli.output import print_json
+    from shardwright.cli.progress import CountProgress
     from shardwright.explaining.advising import advise
     from shardwright.explaining.explain import explain
     from shardwright.ir.diagnostics import DiagnosticError
@@ -100,7 +101,9 @@ def _execute_function(args: argparse.Namespace) -> int:
     explained.refuse()
     chip = parse_target(target).chip
     try:
-        verdict = advise(function, examples, args.mesh or None, chip.name if chip is not None else "", target=target)
+        with CountProgress("compiling with constraints") as progress:
+            named = chip.name if chip is not None else ""
+            verdict = advise(function, examples, args.mesh or None, named, target=target, observe=progress)
     except DiagnosticError:
         if not args.json:
             print(explained)

@@ -121,12 +121,12 @@ def _expect_folder(path: str | None) -> None:
 
 
 def _swept(args: argparse.Namespace, sweep: Sweep) -> int:
-    from shardwright.cli.progress import SweepProgress
+    from shardwright.cli.progress import CountProgress
     from shardwright.pareto.frontier import cheapest, frontier
     from shardwright.pareto.sweeping import SweepInterrupted, sweep_points
 
     try:
-        with SweepProgress() as progress:
+        with CountProgress("pricing") as progress:
             swept = sweep_points(sweep, progress, args.jobs)
     except SweepInterrupted as stopped:
         print(

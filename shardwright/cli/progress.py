@@ -47,17 +47,19 @@ class Bar:
         self._bar.update(self._bar.task_ids[0], said=said, completed=done, total=total)
 
 
-class SweepProgress:
-    """How many configurations `pareto` has priced, where standard error is a terminal and rich is installed."""
+class CountProgress:
+    """How many of a kind are done, configurations that `pareto` prices say, where standard error is a terminal and rich
+    is installed."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self._what = what
         self._bar: Bar | None = None
 
-    def __enter__(self) -> SweepProgress:
+    def __enter__(self) -> CountProgress:
         if sys.stderr.isatty():
             try:
                 self._bar = Bar("MofNCompleteColumn", "TimeRemainingColumn")
-                self._bar.show("pricing", 0, None)
+                self._bar.show(self._what, 0, None)
             except ModuleNotFoundError:
                 return self
         return self
@@ -66,10 +68,10 @@ class SweepProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, done: int, total: int) -> None:
-        """So many configurations are priced, of so many."""
+    def __call__(self, done: int, total: int | None = None) -> None:
+        """So many are done, of so many."""
         if self._bar is not None:
-            self._bar.show("pricing", done, total)
+            self._bar.show(self._what, done, total)
 
 
 class GenerationProgress:

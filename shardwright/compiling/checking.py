@@ -100,8 +100,12 @@ def warnings_of(program: Program, typed: Program) -> list[Diagnostic]:
             made += _whole_everywhere(value, kind, typed)
     for func in program.funcs:
         lets = [site.statement for site in sites(program, func) if isinstance(site.statement, Let)]
-        # Positions and constants, as of `pos + iota[L]()`, have the dimension that they are made along.
-        numbers = {value.name for let in lets if not let.operands for value in let.results}
+        # Positions and constants, as of `pos + iota[L]()`, have the dimension that they are made along; and so has what
+        # is made of them alone.
+        numbers = set[str]()
+        for let in lets:
+            if numbers.issuperset(operand for operand in let.operands if isinstance(operand, str)):
+                numbers.update(value.name for value in let.results)
         for site in sites(program, func):
             if isinstance(site.statement, Let):
                 if numbers.isdisjoint(map(str, site.statement.operands)):

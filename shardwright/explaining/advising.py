@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from shardwright.backends.jax.edges import ProgramEdges
@@ -125,17 +126,21 @@ def advise(
     chip: str = "",
     *,
     target: str | None = "cpu",
+    observe: Callable[[int], None] = lambda _: None,
 ) -> Verdict:
     """Compiles a function of JAX as it is, finds the best program of it, and tries the constraints that lead there.
 
     `args` are arrays or `jax.ShapeDtypeStruct` with shardings, over devices or over an `AbstractMesh`, which are kept;
     what lies between them is chosen: for the fewest bytes, and for the least predicted time on `chip`. `target` is
     whose compiler is asked, as of `explain`. Every constraint that is named has been compiled, and without it more is
-    received. Raises a `DiagnosticError` where the function cannot be traced or compiled.
+    received; `observe` is told how often it has been compiled. Raises a `DiagnosticError` where the function cannot be
+    traced or compiled.
     """
+    compilations = count(1)
 
     def measured(tried: Callable[..., Any]) -> tuple[int, tuple[CollectiveReport, ...]]:
         explained = explain(tried, target, mesh, args=args)
+        observe(next(compilations))
         for error in explained.errors:
             raise error
         (func,) = explained.functions
