@@ -131,7 +131,9 @@ def _shape(leaf: Any) -> str:
     import jax
     import numpy as np
 
-    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf))
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf)
+    if not jax.numpy.issubdtype(dtype, jax.dtypes.extended):  # a key of random numbers
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
     return f"{dtype}[{','.join(map(str, np.shape(leaf)))}]"
 
 
