@@ -8,17 +8,15 @@ import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.models.weight_map import NUMBERED, WeightEntry, WeightMap
+from shardwright.tracing.comparing import Array, difference_of
 from shardwright.tracing.places import of_file, place_of, untraceable
 from shardwright.tracing.proof_sizes import MOST_WORK, PATIENCE, alike, smaller_arguments, smaller_sizes, work_of
 from shardwright.tracing.random_keys import without_keys
@@ -27,14 +25,8 @@ if TYPE_CHECKING:
     from shardwright.ir import walk
     from shardwright.ir.program import Program
     from shardwright.tracing.demands import StatedShardings
-    from shardwright.tracing.graph import Graph, GraphEdge, TracedFunction, Variable
+    from shardwright.tracing.graph import TracedFunction
     from shardwright.tracing.writer import ValueSite
-
-Array = npt.NDArray[Any]
-
-FAR = 1e-5
-"""From here on the program's meaning is also taken with the rounding of its formats: where a mask of -1e9 is added to
-scores, say, rounding is what the function computes."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +192,7 @@ def _trace(
         )
     if module is not None or work <= MOST_WORK or (math.isnan(difference) and work <= PATIENCE * MOST_WORK):
         asked = function, module, args, seed, is_smaller
-        difference = _difference_of(program, asked, (traced, names, weights))
+        difference = difference_of(program, asked, (traced, names, weights))
     elif math.isnan(difference):
         not_compared = "the function takes long at these sizes, and is another at smaller ones"
     types = (str(parameter.type) for parameter in func.params)
@@ -243,38 +235,6 @@ def _smaller_difference(
         if alike(small.text, text):
             return small.largest_relative_difference, sizes
     return math.nan, {}
-
-
-def _difference_of(program: Program, asked: tuple[Any, ...], known: tuple[TracedFunction, Sequence[str], Any]) -> float:
-    """How far the program's meaning is from the function, at random arguments."""
-    from shardwright.backends.simulation.reference import evaluate
-
-    (function, module, args, seed, is_smaller), (traced, names, weights) = asked, known
-    scales = _scales(program, names) if is_smaller or _rounds(traced) else {}
-    inputs = random_arguments(args, traced.inputs, seed, scales)
-    tried = weights
-    if module is None:
-        expected = _called(function, args, inputs)
-        if any(np.isnan(result.astype(np.float64)).any() for result in expected):  # a root of a negative number, say
-            inputs = random_arguments(args, traced.inputs, seed, scales, is_positive=True)
-            expected = _called(function, args, inputs)
-    else:
-        noisy = module.random_weights(seed)
-        expected = module.called(noisy, inputs)
-        tried = weights | {
-            value.name: np.stack([noisy[path] for path in edge.members]) if edge.members else noisy[edge.name]
-            for value, edge in zip(program.weights, traced.weights, strict=True)
-            if edge.members or edge.name in noisy
-        }
-    difference = math.inf
-    for precision in ("declared",) if _rounds(traced) else ("exact", "declared"):
-        results, _ = evaluate(
-            program, program.funcs[0].name, dict(zip(names, inputs, strict=True)), tried, precision=precision
-        )
-        difference = min(difference, max(map(_difference, expected, results), default=0.0))
-        if difference < FAR:
-            break
-    return difference
 
 
 def _in_any_order(program: Program) -> Program:
@@ -359,106 +319,6 @@ def _operations(program: Program) -> list[str]:
         for site in sites(program, program.funcs[0])
         if isinstance(site.statement, Let)
     ]  # fmt: skip
-
-
-def _rounds(traced: TracedFunction) -> bool:
-    """Formats of 16 bits round in the function too, so the program's meaning is taken with its formats."""
-    return bool({"bfloat16", "float16"}.intersection(variable.dtype for variable in _variables(traced.graph)))
-
-
-def _variables(graph: Graph) -> Iterator[Variable]:
-    """The values that a function takes and makes, those of loops' bodies and branches included."""
-    yield from graph.parameters
-    for application in graph.applications:
-        yield from application.results
-        for body in (application.params.get("body"), *application.params.get("bodies", ())):
-            if body is not None:
-                yield from _variables(body)
-
-
-def _scales(program: Program, names: Sequence[str]) -> dict[int, float]:
-    """For the places of parameters that products sum one over the root of how many numbers they sum, with which a
-    product is as large as what it is made of, and rounding decides nothing."""
-    from shardwright.ir.ops import Contract
-    from shardwright.ir.program import Let
-    from shardwright.ir.walk import sites
-
-    (func,) = program.funcs
-    sizes, made = program.sizes(func), dict[int, float]()
-    for site in sites(program, func):
-        if isinstance(site.statement, Let) and isinstance(site.statement.operation, Contract):
-            given = [name for name in map(str, site.statement.operands) if name in names]
-            if given:
-                made[names.index(given[-1])] = math.prod(sizes[dim] for dim in site.statement.operation.dims) ** -0.5
-    return made
-
-
-def random_arguments(
-    args: Sequence[Any],
-    edges: Sequence[GraphEdge],
-    seed: int,
-    scales: Mapping[int, float] | None = None,
-    *,
-    is_positive: bool = False,
-) -> list[Array]:
-    """Random arrays in the order of the flattened arguments.
-
-    Integers lie between the example's least and greatest, without 0 where that has none, bools and floats without a
-    negative number likewise; other floats, and what has a shape alone, are normal, times the `scales` of their places;
-    with `is_positive`, magnitudes.
-    """
-    import jax
-
-    random = np.random.default_rng(seed)
-    leaves = jax.tree_util.tree_leaves(args)
-    made = [_random(leaf, edge, random) for leaf, edge in zip(leaves, edges, strict=True)]
-    for at, scale in (scales or {}).items():
-        if made[at].dtype.kind not in "biu":
-            made[at] = made[at] * made[at].dtype.type(scale)
-    return [array if array.dtype.kind in "biu" else np.abs(array) for array in made] if is_positive else made
-
-
-def _random(leaf: Any, edge: GraphEdge, random: np.random.Generator) -> Array:
-    is_float = edge.dtype.startswith(("float", "bfloat"))
-    known = None if type(leaf).__name__ == "ShapeDtypeStruct" or not np.size(leaf) else np.asarray(leaf)
-    if known is not None and (not is_float or float(known.min()) >= 0):
-        low, high = known.astype(np.float64).min(), known.astype(np.float64).max()
-        made = (
-            random.uniform(low, high, edge.shape) if is_float else random.integers(int(low), int(high) + 1, edge.shape)
-        )
-        if low < 0 < high and not is_float and known.all():
-            made = np.where(made == 0, int(high), made)
-    else:
-        made = random.normal(size=edge.shape) if is_float else random.integers(0, 2, edge.shape)
-    import jax.numpy as jnp
-
-    return np.asarray(jnp.asarray(made, edge.dtype))
-
-
-def _called(function: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Array]) -> list[Array]:
-    import jax
-
-    from shardwright.tracing.constraints import unconstrained
-
-    tree = jax.tree_util.tree_structure(tuple(args))
-    arrays = [jax.numpy.asarray(array) for array in inputs]
-    try:
-        results = function(*jax.tree_util.tree_unflatten(tree, arrays))
-    except (TypeError, ValueError):  # it was traced, so what it names lies on no devices
-        results = unconstrained(function, args)(*arrays)
-    return [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(results)]
-
-
-def _difference(expected: Array, found: Array) -> float:
-    """The largest difference, relative to the largest magnitude; NaN counts as infinitely far."""
-    a, b = expected.astype(np.float64), np.asarray(found).astype(np.float64)
-    if a.shape != b.shape or np.isnan(a).any() or np.isnan(b).any():
-        return math.inf
-    if not a.size or np.array_equal(a, b):
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        apart = np.where(a == b, 0.0, np.abs(a - b)).max()
-    return float(apart / max(float(np.abs(a).max()), 1e-30))
 
 
 def from_file(name: str, path: str, arguments: str | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -12,8 +12,8 @@ import pytest
 
 from shardwright import trace
 from shardwright.__main__ import main
+from shardwright.tracing.comparing import random_arguments
 from shardwright.tracing.graph import GraphEdge
-from shardwright.tracing.trace import random_arguments
 
 
 def test_a_second_moment_of_which_only_the_shape_is_known() -> None:
