@@ -31,7 +31,7 @@ def test_examples_are_counted_to_the_last_digit(path: Path, chip: Chip) -> None:
 
 
 def decided_later(source: Program, placed: Program) -> bool:
-    """Whether a result is put back into blocks, or the source has types that nobody demands."""
+    """Tells whether a result is put back into blocks, or the source has types that nobody demands."""
     found = any(
         isinstance(statement, Let) and any(value.marking is Marking.FOUND for value in statement.results)
         for func in source.funcs

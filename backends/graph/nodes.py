@@ -65,9 +65,9 @@ class Picture:
     source: Source | None
     annotations: Annotations
     folded: bool = True
-    """Whether arithmetic that stands for one place of the text is one node."""
+    """Arithmetic that stands for one place of the text is one node."""
     shapes: bool = False
-    """Whether labels have the shapes that a chip holds."""
+    """Labels have the shapes that a chip holds."""
     tally: Tally = field(default_factory=Tally)
     unfolded: dict[str, Any] = field(default_factory=dict[str, Any])
     """For the node of each fold a graph of what it shows."""

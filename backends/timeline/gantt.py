@@ -193,7 +193,7 @@ def _merged(spans: Sequence[tuple[float, float, str, str]], finest: float) -> di
 
 
 def _label(axis: Any, row: int, start: float, end: float, name: str, shown: tuple[float, float, float]) -> None:
-    """As much of the name as there is room for: all of it, what stands before a bracket, or its numbers, as in `t1 N3
+    """The name, as far as there is room for it: all of it, what stands before a bracket, or its numbers, as in `t1 N3
     M0`."""
     begin, stop, scale = shown
     room = (end - start) / (stop - begin) / _CHARACTER

@@ -58,7 +58,7 @@ class Trace:
     notes: tuple[str, ...] = ()
     """Remarks on what the `shardings` say that types have no words for."""
     unread: tuple[str, ...] = ()
-    """What a module's `state_dict` has that the program does not read: a count of batches, or a weight's other name."""
+    """Names in a module's `state_dict` that the program does not read: a count of batches, or a weight's other name."""
     slices: Mapping[str, ValueSite] = field(default_factory=dict[str, "ValueSite"], repr=False)
     """Where the bodies of the function's loops have slices of values, by the names of these."""
 

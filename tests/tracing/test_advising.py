@@ -283,7 +283,7 @@ def test_what_has_no_name_in_the_file_is_said() -> None:
 
 
 def test_a_function_without_a_verdict(tmp_path: Path, shardwright: Callable[..., Outcome]) -> None:
-    """What was compiled is shown, and why the least is not known."""
+    """The function as compiled is shown, and why the least is not known."""
     loop = "jax.lax.while_loop(lambda h: h.sum() < 1e4, jnp.exp, jnp.tanh(x @ w))"
     (tmp_path / "model.py").write_text(MODEL.replace("jnp.tanh(x @ w)", loop))
     got = shardwright("explain", f"{tmp_path}/model.py:layer")

@@ -115,7 +115,7 @@ def _gather(w: GraphWriter, op: Application) -> None:
 
 _COMBINED = {"scatter-max": ("reduce_max", "max"), "scatter-min": ("reduce_min", "min"),
              "scatter-mul": ("reduce_prod", "mul")}  # fmt: skip
-"""What combines the rows that one place is given, and what combines these with what was there."""
+"""The reductions that combine the rows which one place is given, and those that combine these with the row there."""
 
 
 @rule("scatter-add", "scatter", "scatter_add", *_COMBINED)

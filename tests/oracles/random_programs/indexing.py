@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------ global indices
 
 
+def _with_dim(d: Drawing, scope: Scope) -> tuple[Expr, str] | None:
+    """An operand that has dimensions, and one of them."""
+    picked = pick(d, scope, lambda s: bool(s.dims))
+    return picked and (picked, d.rng.choice(picked.shape.dims))
+
+
 def lookup(d: Drawing, scope: Scope) -> Drawn:
-    table = pick(d, scope, lambda s: bool(s.dims))
-    if table is None:
+    if (picked := _with_dim(d, scope)) is None:
         return None
-    dim = d.rng.choice(table.shape.dims)
+    table, dim = picked
     rest = table.shape.without(dim)
     ids = pick_index(d, scope, lambda s: dim not in s.dims and not set(s.dims) & set(rest.dims))
     if ids is None:
@@ -109,10 +114,9 @@ def rotary(d: Drawing, scope: Scope) -> Drawn:
 
 
 def update(d: Drawing, scope: Scope) -> Drawn:
-    cache = pick(d, scope, lambda s: bool(s.dims))
-    if cache is None:
+    if (picked := _with_dim(d, scope)) is None:
         return None
-    dim = d.rng.choice(cache.shape.dims)
+    cache, dim = picked
     rest = cache.shape.without(dim)
     indexed = tuple(d.rng.sample(rest.dims, d.rng.randint(1, len(rest.dims)))) if rest.dims and d.chance(0.3) else ()
     for name in indexed:

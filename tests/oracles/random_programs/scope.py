@@ -1,4 +1,4 @@
-"""What is in scope where an expression is drawn, and how operands are picked from it."""
+"""The scope in which an expression is drawn, and how operands are picked from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Source:
 
 @dataclass
 class Scope:
-    """What may be used, the sizes of dimensions here, and the loops around."""
+    """The values that may be used, the sizes of dimensions here, and the loops around."""
 
     sizes: dict[str, int]
     loops: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Scope:
         return list(self.entries.values())
 
     def inside(self, dim: str) -> Scope:
-        """What a loop over `dim` sees; a value whose extent of `dim` is not the loop's is left out."""
+        """The scope that a loop over `dim` sees; a value whose extent of `dim` is not the loop's is left out."""
         scope = Scope(self.sizes, (*self.loops, dim))
         for source in self.sources():
             shape = source.shape
