@@ -12,6 +12,7 @@ from search_fillings import every_filling, homes, products
 
 from shardwright import check, explicit, load
 from shardwright.cli.front import main
+from shardwright.compiling.checking import check_in_full
 from shardwright.compiling.compile_program import compile_program, print_program
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.hardware.chips import REFERENCE, load_chip
@@ -297,3 +298,16 @@ def test_options_of_the_pass() -> None:
         Place(calls="f:0").run(surface)
     with pytest.raises(DiagnosticError, match="the chip is given twice"):
         program("chip h100\nchip tpu-v4\n" + layer())
+
+
+@pytest.mark.parametrize("name", ["09_serial_block", "13_palm_model"])
+def test_the_first_layouts_are_valid_and_come_without_a_proof(name: str) -> None:
+    """As the explorer shows them while the proof is looked for."""
+    source = load(str(EXAMPLES / f"{name}.shard"))
+    first, proved = (check_in_full(source, place=Place(proof=proof)).proof for proof in (False, True))
+    assert isinstance(first, TimeProof)
+    assert isinstance(proved, TimeProof)
+    assert first.bound_s == 0
+    assert str(first).endswith("not proved least")
+    assert proved.proved
+    assert proved.time_s * (1 - ENOUGH) <= first.time_s <= 1.1 * proved.time_s

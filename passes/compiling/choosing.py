@@ -78,9 +78,12 @@ def choose(
     seconds: float = 60.0,
     options: PlacementOptions | None = None,
     known: SearchResult | None = None,
+    *,
+    proof: bool = True,
 ) -> SearchResult:
-    """The layouts of a program after `decompose`, as all commands choose them. Raises as `search`."""
-    return _Chooser(program, objective, seconds, options, known).run()
+    """The layouts of a program after `decompose`, as all commands choose them; without `proof` those that a few axes at
+    a time find. Raises as `search`."""
+    return _Chooser(program, objective, seconds, options, known, proof=proof).run()
 
 
 class _Chooser:
@@ -91,7 +94,10 @@ class _Chooser:
         seconds: float,
         options: PlacementOptions | None,
         given: SearchResult | None,
+        *,
+        proof: bool,
     ) -> None:
+        self.proof = proof
         self.given = [] if given is None else [given]
         """Layouts that fit, of other layout problems than those found here."""
         self.began = time.monotonic()
@@ -127,6 +133,9 @@ class _Chooser:
         unlimited = math.isinf(self.chip.memory_bytes)
         if not unlimited and not self.attempt(MemoryPrices()).fits:
             self.price_memory()
+        if not self.proof:
+            self.attempt(MemoryPrices())
+            return
         if unlimited or (self.open() and not self.price.byte_ns):
             self.prove()
         if not unlimited and self.open():

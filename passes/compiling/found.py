@@ -69,6 +69,8 @@ class TimeProof:
             return f"{said}, proved least"
         if self.bound_s >= (self.time_s - self.edges_s) * (1 - ENOUGH):
             return f"{said}, proved least but for {duration_text(self.edges_s)} at the edges (see edge-blocks)"
+        if not self.bound_s:
+            return f"{said}, not proved least"
         gap = 100 * (1 - self.bound_s / self.time_s)
         return f"{said}, not proved least: at most {gap:.3g} % above it"
 

@@ -53,10 +53,10 @@ class Place(Pass):
     are received per chip, then the fewest collectives run. The choice is exact (`passes.compiling.choosing`,
     `cost.choosing.placement`); where that is beyond the limit of work one axis after the other chooses, and a bound is
     found (`cost.choosing.limited_placement`). With `solver=ortools` HiGHS alone has the same problem, for a minute at
-    most. A change of layout is left as a statement that gives a value a second name with another type; `insert-moves`
-    writes the collectives for it. A layout that several uses need is named once, before the first of them; inside a
-    loop only where the value differs from trip to trip. In an explicit program nothing is left to choose, and it stays
-    as it is.
+    most. With `proof=false` the first layouts by time have to do, those that a few axes at a time find. A change of
+    layout is left as a statement that gives a value a second name with another type; `insert-moves` writes the
+    collectives for it. A layout that several uses need is named once, before the first of them; inside a loop only
+    where the value differs from trip to trip. In an explicit program nothing is left to choose, and it stays as it is.
     """
 
     name: ClassVar[str] = "place"
@@ -64,6 +64,7 @@ class Place(Pass):
     chip: str = ""
     calls: str = ""
     solver: str = "auto"
+    proof: bool = True
 
     @classmethod
     def of(
@@ -100,7 +101,7 @@ class Place(Pass):
             return Chosen(placed, placement, choose.proof(placement))
         from shardwright.passes.compiling.choosing import choose as choose_by_time
 
-        return choose_by_time(program, self.wanted(program), seconds, options)
+        return choose_by_time(program, self.wanted(program), seconds, options, proof=self.proof)
 
     def chosen_alone(self, program: Program, options: PlacementOptions, seconds: float) -> Choice:
         """The layouts with the fewest bytes, by HiGHS alone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Source, Span, fault, located
@@ -22,7 +22,7 @@ Level = Literal["surface", "explicit"]
 @dataclass(frozen=True)
 class ExamineSettings:
     """How a text is looked at. `chip` "" is the program's own, else the reference chip. Unless `own_chips`, a chip is
-    one that comes with the package, and no file is read."""
+    one that comes with the package, and no file is read. Without `proof` layouts are the first that are found."""
 
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
     dims: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -30,6 +30,7 @@ class ExamineSettings:
     objective: str = "time"
     level: Level = "surface"
     own_chips: bool = True
+    proof: bool = True
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ def _examined(module: syntax.Module, program: Program, settings: ExamineSettings
         typed = made = complete(program)
         verify(typed, Strictness.EXPLICIT)
     else:
-        made = explicit(program, traces.append, place=Place.of(settings.objective, chip))
+        place = replace(Place.of(settings.objective, chip), proof=settings.proof)
+        made = explicit(program, traces.append, place=place)
         typed = next((trace.program for trace in traces if isinstance(trace.applied, Place)), made)
     values = tuple(_values(program, typed))
     priced = chip or REFERENCE.name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
@@ -252,10 +252,21 @@ class Page:
         await asyncio.sleep(PAUSE)
         from shardwright.workbench.examine import examine
 
-        found = await explorer.deep.ask(examine, source, settings)
+        found = await explorer.deep.ask(examine, source, replace(settings, proof=False))
         if found.explicit is None:
             self.show_faults(found.diagnostics)
             return
+        await self.show_all(found, source)
+        proved = await explorer.deep.ask(examine, source, settings)
+        if proved.text != found.text:
+            await self.show_all(proved, source)
+        self.panels["Reasons"].content = panels.said("looking for the next best...")
+        explorer.reasons = await explorer.behind.ask(jobs.reasons, source, settings)
+        self.panels["Reasons"].content = panels.listed(explorer.reasons)
+
+    async def show_all(self, found: Examination, source: Source) -> None:
+        """Shows layouts, then their picture, then the timelines."""
+        explorer = self.explorer
         explorer.found, explorer.found_of, explorer.reasons = found, source.text, []
         self.show_faults(found.warnings)
         self.show(found)
@@ -264,9 +275,6 @@ class Page:
         )
         parts = [await explorer.deep.ask(jobs.timeline, found, cost.func) for cost in found.costs]
         self.panels["Timeline"].content = "<br>".join(parts)
-        self.panels["Reasons"].content = panels.said("looking for the next best...")
-        explorer.reasons = await explorer.behind.ask(jobs.reasons, source, settings)
-        self.panels["Reasons"].content = panels.listed(explorer.reasons)
 
     # ------------------------------------------------------------ what is shown
 
