@@ -16,13 +16,14 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from shardwright.backends.number_formats import Array
+from shardwright.backends.number_formats import Array, numpy_dtype
 from shardwright.backends.torch_operations import ATEN, FORMATS, listed_path, path_of, torch_operation
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest, placed
 from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import Let, Program, Statement
-from shardwright.ir.walk import Site, map_sites, sites
+from shardwright.ir.types import TensorType
+from shardwright.ir.walk import Scope, Site, map_sites, operand_names, sites
 
 POINTWISE = frozenset((
     "floor", "ceil", "round", "erf_inv", "lgamma", "digamma", "atan2", "pow", "asin", "acos", "atan", "sinh", "cosh",
@@ -39,6 +40,8 @@ _LAX = {
     **{name: name for name in (*POINTWISE, *ALONG, "conv_general_dilated", "ragged_dot", "reduce_prod")},
     "cholesky": "linalg.cholesky",
     "triangular_solve": "linalg.triangular_solve",
+    "lu_pivots_to_permutation": "linalg.lu_pivots_to_permutation",
+    **{name: f"linalg.{name}" for name in ("lu", "qr", "svd", "eigh")},
     "reduce_window_max": "reduce_window",
     "reduce_window_min": "reduce_window",
     "reduce_window_sum": "reduce_window",
@@ -50,7 +53,10 @@ _BEFORE_PARAMS = {
 }
 """The source that the function takes between its operands and its parameters."""
 
-LAX = frozenset({*_LAX, "random_bits", "random_split", "random_fold_in"})
+_OF_SEVERAL = frozenset({"lu", "qr", "svd", "eigh"})
+"""Functions of `jax.lax` with more than one result."""
+
+LAX = frozenset({*_LAX, "fft", "random_seed", "random_bits", "random_split", "random_fold_in"})
 """The functions of JAX that programs may call."""
 
 STAND_IN = "stand_in"
@@ -205,7 +211,13 @@ def source(operation: ops.Foreign, codes: Sequence[str]) -> str:
     """The call in an emitted module, which has `lax`, `jax`, `jnp`, `KERNELS` and `torch_operation`."""
     name, params = operation.name, params_of(operation)
     key = f"jax.random.wrap_key_data({codes[0]})"
-    if name == "random_bits":
+    if name == "fft":
+        given = codes[0] if len(codes) == 1 else f"lax.complex({', '.join(codes)})"
+        part = "" if params["kind"] == "IRFFT" else (".real", ".imag")[operation.result]
+        return f"lax.fft({given}, {params['kind']!r}, {params['lengths']!r}){part}"
+    if name == "random_seed":
+        made = f"jax.random.key_data(jax.random.key({codes[0]}))"
+    elif name == "random_bits":
         made = f"jax.random.bits({key}, {params['shape']!r}, jnp.uint32)"
     elif name == "random_split":
         made = f"jax.random.key_data(jax.random.split({key}, {params['shape']!r}))"
@@ -218,7 +230,12 @@ def source(operation: ops.Foreign, codes: Sequence[str]) -> str:
         path = torch_path(name)
         given = (*([repr(path)] if path else []), *codes, *(f"{key}={value!r}" for key, value in params.items()))
         made = f"{'torch_operation' if path else f'KERNELS[{name!r}]'}({', '.join(given)})"
-    return f"{made}[{operation.result}]" if operation.result else made
+    return f"{made}[{operation.result}]" if operation.result or _has_several(name) else made
+
+
+def _has_several(name: str) -> bool:
+    """Tells whether the function has several results, of which a statement takes one."""
+    return name in _OF_SEVERAL or (name in KERNELS and len(KERNELS[name].results) > 1)
 
 
 def function_of(operation: ops.Foreign) -> Callable[..., Any]:
@@ -226,6 +243,13 @@ def function_of(operation: ops.Foreign) -> Callable[..., Any]:
     name, params = operation.name, params_of(operation)
     jax = _jax()
     lax, random = jax.lax, jax.random
+
+    def fourier(real: Any, *imaginary: Any) -> Any:
+        made = lax.fft(lax.complex(real, *imaginary) if imaginary else real, params["kind"], params["lengths"])
+        return made if params["kind"] == "IRFFT" else (made.real, made.imag)
+
+    def seed(number: Any) -> Any:
+        return random.key_data(random.key(number))
 
     def bits(key: Any) -> Any:
         return random.bits(random.wrap_key_data(key), params["shape"], "uint32")
@@ -236,9 +260,9 @@ def function_of(operation: ops.Foreign) -> Callable[..., Any]:
     def fold_in(key: Any, data: Any) -> Any:
         return random.key_data(random.fold_in(random.wrap_key_data(key), data))
 
-    of_keys = {"random_bits": bits, "random_split": split, "random_fold_in": fold_in}
-    if name in of_keys:
-        return of_keys[name]
+    own = {"fft": fourier, "random_seed": seed, "random_bits": bits, "random_split": split, "random_fold_in": fold_in}
+    if name in own:
+        return own[name]
     if name in _LAX:
         function: Any = functools.reduce(getattr, _LAX[name].split("."), lax)
         words: Mapping[str, Any] = {
@@ -267,25 +291,72 @@ def keeps_format(operation: ops.Foreign) -> bool:
     return operation.name in POINTWISE | ALONG
 
 
-def call(operation: ops.Foreign, arrays: Sequence[Array]) -> Array:
-    """The result of the function for these arrays, on one chip."""
-    made: Any = function_of(operation)(*map(_jax().numpy.asarray, arrays))
-    several = cast("Sequence[Any]", made) if isinstance(made, (tuple, list)) else [made]
-    return np.asarray(several[operation.result])
+def call(operation: ops.Foreign, arrays: Sequence[Array], shape: Sequence[int]) -> Array:
+    """The result of the function for these arrays, on one chip, where it has this shape. Raises `bad-call` where the
+    function does not take them, or gives another shape."""
+    made = np.asarray(_answered(operation, lambda: function_of(operation)(*map(_jax().numpy.asarray, arrays))))
+    _check_shape(operation, made.shape, shape)
+    return made
 
 
 def _jax() -> Any:
     return importlib.import_module("jax")
 
 
-def check_calls(program: Program) -> None:
-    """Raises `unknown-kernel`, at its place, where a program calls what is not known here."""
+def check_calls(program: Program, *, is_run_here: bool = True) -> None:
+    """Raises, at its place, `bad-call` where a function of JAX does not take a chip's operands or parameters, or gives
+    another shape, in an explicit program; and `unknown-kernel`, where it is run here, for what is not known here."""
     for func in program.funcs:
         for site in sites(program, func):
-            operation = site.statement.operation if isinstance(site.statement, Let) else None
-            if isinstance(operation, ops.Foreign) and operation.name not in LAX | ATEN.keys() | KERNELS.keys():
-                with placed(site.statement.span):
-                    raise unknown(operation.name)
+            statement = site.statement
+            operation = statement.operation if isinstance(statement, Let) else None
+            if (
+                isinstance(statement, Let)
+                and isinstance(operation, ops.Foreign)
+                and (is_run_here or operation.name in LAX)
+            ):
+                with placed(statement.span):
+                    _check_call(program, statement, operation, site.scope)
+
+
+def _check_call(program: Program, statement: Let, operation: ops.Foreign, scope: Scope) -> None:
+    if operation.name not in LAX | ATEN.keys() | KERNELS.keys():
+        raise unknown(operation.name)
+    kinds = [scope.type_of(name) for name in operand_names(statement.operands)]
+    result = statement.results[0].type
+    if torch_path(operation.name) or not isinstance(result, TensorType):
+        return
+    jax = _jax()
+    given = [
+        jax.ShapeDtypeStruct(kind.local_shape(program.mesh), numpy_dtype(kind.dtype))
+        for kind in kinds if isinstance(kind, TensorType)
+    ]  # fmt: skip
+    if len(given) < len(statement.operands):  # a number stands there
+        return
+    made = _answered(operation, lambda: jax.eval_shape(function_of(operation), *given))
+    _check_shape(operation, made.shape, result.local_shape(program.mesh))
+
+
+def _check_shape(operation: ops.Foreign, made: Sequence[int], stated: Sequence[int]) -> None:
+    if tuple(made) != tuple(stated):
+        gives, says = (" x ".join(map(str, shape)) or "a number" for shape in (made, stated))
+        raise fault("bad-call", f"{operation.name} gives {gives} on a chip, and its type says {says}", NOWHERE)
+
+
+def _answered(operation: ops.Foreign, function: Callable[[], Any]) -> Any:
+    """What the function gives. Raises `bad-call` where it takes no such operands or parameters."""
+    try:
+        made = function()
+        several = cast("Sequence[Any]", made) if isinstance(made, (tuple, list)) else [made]
+        return several[operation.result]
+    except DiagnosticError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise fault(
+            "bad-call", f"{operation.name} does not take these operands and parameters: {said}", NOWHERE,
+            "params='{...}' are those that the function has by name",
+        ) from error  # fmt: skip
 
 
 def standing_in(program: Program) -> Program:

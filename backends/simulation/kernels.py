@@ -462,7 +462,8 @@ def _foreign(operation: ops.Foreign, call: Call) -> Array:
             made.append(foreign.stand_in(operation, held, [kind.names for kind in kinds], sizes))
         else:
             typed = [a.astype(numpy_dtype(kind.dtype)) for a, kind in zip(held, kinds, strict=True)]
-            made.append(foreign.call(operation, typed).astype(setting.formats.storage(operation.dtype)))
+            shape = call.result.local_shape(setting.mesh)
+            made.append(foreign.call(operation, typed, shape).astype(setting.formats.storage(operation.dtype)))
     return np.stack(made).reshape((*setting.mesh_shape, *made[0].shape))
 
 

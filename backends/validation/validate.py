@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardwright.backends.foreign import standing_in
+from shardwright.backends.foreign import check_calls, standing_in
 from shardwright.backends.validation.reduced_sizes import at_reduced_sizes
 from shardwright.ir.diagnostics import CompilerFault, DiagnosticError
 from shardwright.ir.digit_orders import typed_values
@@ -60,6 +60,7 @@ class ValidationError(CompilerFault):
 def validate(surface: Program, compiled: Program, seed: int = 0) -> Validation:
     """Runs every function of both on the same random inputs. Raises `ValidationError` where results or state differ."""
     began = time.perf_counter()
+    check_calls(compiled, is_run_here=False)
     surface, compiled = standing_in(surface), standing_in(compiled)
     try:
         small, small_compiled = at_reduced_sizes(surface, compiled)

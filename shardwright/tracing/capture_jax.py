@@ -27,17 +27,10 @@ from shardwright.tracing.graph import (
     Variable,
     uniform,
 )  # fmt: skip
+from shardwright.tracing.inlined import body_of
 from shardwright.tracing.places import untraceable
 
 _OWN = str(Path(__file__).parent)
-
-# Calls that compute what their body does, and the parameter that has the body.
-_INLINED = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr",
-    "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr", "custom_lin": "call_jaxpr",
-}  # fmt: skip
-
 
 _NUMBERS = ("float32", "int32", "bool")
 """Formats of the numbers that are computed where nothing but numbers gives them."""
@@ -52,7 +45,7 @@ def capture(
 
     given = args if weights is None else (weights, *args)
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
-    closed = without_complex(closed, _INLINED)
+    closed = without_complex(closed)
     reader = _Reader()
     graph = reader.outermost(closed)
     inputs = [reader.with_layout(edge, getattr(leaf, "sharding", None))
@@ -125,10 +118,8 @@ def evaluate_inlined(
     unnamed = jaxpr.debug_info and jaxpr.debug_info.with_unknown_names()
     for equation in jaxpr.eqns:
         primitive = equation.primitive.name
-        if primitive in _INLINED:
-            operands = [value(atom) for atom in equation.invars]
-            inner = equation.params[_INLINED[primitive]]
-            results = evaluate_inlined(inner, operands, change, in_loops=in_loops)
+        if call := body_of(equation, [value(atom) for atom in equation.invars]):
+            results = evaluate_inlined(*call, change, in_loops=in_loops)
         elif primitive in ("scan", "while") and in_loops:
             looped = _scanned if primitive == "scan" else _repeated
             results = looped(equation.params, [value(atom) for atom in equation.invars], change)
@@ -265,9 +256,8 @@ class _Reader:
             frames = own_frames(equation) if calls is None else calls and calls + own_frames(equation, jaxpr)
             if primitive in ("jit", "pjit") and _is_kernel(equation):
                 primitive, params = "kernel", {"kernel": params["name"].removeprefix(PREFIX)}
-            if primitive in _INLINED:
-                inner = equation.params[_INLINED[primitive]]
-                known.update(zip(equation.outvars, self.read(inner, operands, graph, frames), strict=True))
+            if primitive != "kernel" and (call := body_of(equation, operands)):
+                known.update(zip(equation.outvars, self.read(*call, graph, frames), strict=True))
                 continue
             if primitive == "platform_index":
                 known[equation.outvars[0]] = Constant(_for_any_chip(params["platforms"]), (), "int32")

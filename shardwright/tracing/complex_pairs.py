@@ -7,11 +7,13 @@ sums.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardwright.tracing.inlined import body_of
 from shardwright.tracing.places import untraceable
 
 
@@ -48,10 +50,9 @@ def _bodies(params: Mapping[str, Any]) -> list[Any]:
     return [value for value in values if hasattr(getattr(value, "jaxpr", value), "eqns")]
 
 
-def without_complex(closed: Any, inlined: Mapping[str, str]) -> Any:
-    """The jaxpr of the same function with pairs in the place of complex values. `inlined` are the calls whose bodies
-    take their place, with the parameter that has the body. Raises a `DiagnosticError` where an argument or a result is
-    complex, and for a primitive that has no rule."""
+def without_complex(closed: Any) -> Any:
+    """The jaxpr of the same function with pairs in the place of complex values. Raises a `DiagnosticError` where an
+    argument or a result is complex, and for a primitive that has no rule."""
     import jax
 
     if not has_complex(closed):
@@ -66,15 +67,12 @@ def without_complex(closed: Any, inlined: Mapping[str, str]) -> Any:
             )
 
     def function(*args: Any) -> list[Any]:
-        return _Run(inlined).run(closed, args)
+        return _Run().run(closed, args)
 
     return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars))
 
 
 class _Run:
-    def __init__(self, inlined: Mapping[str, str]) -> None:
-        self.inlined = inlined
-
     def run(self, closed: Any, args: Sequence[Any]) -> list[Any]:
         from jax.extend.core import Literal
 
@@ -93,8 +91,12 @@ class _Run:
         inside = any(map(has_complex, _bodies(params)))
         if not inside and not any(map(is_complex, (*equation.invars, *equation.outvars))):
             return _alone(jaxpr, equation, given)
-        if name in self.inlined:
-            return self.run(params[self.inlined[name]], given)
+        if call := body_of(equation, given):
+            return self.run(*call)
+        if all(map(_is_number, given)):  # of numbers alone, as a transform is scaled by
+            with jax.ensure_compile_time_eval():
+                made = _alone(jaxpr, equation, [_joined(each) for each in given])
+            return [_pair_of(np.asarray(each)) for each in made]
         if name == "cond":
             branches = [self.body(branch) for branch in params["branches"]]
             return jax.lax.switch(given[0], branches, *given[1:])
@@ -146,6 +148,16 @@ def _alone(jaxpr: Any, equation: Any, given: Sequence[Any], *, real: bool = Fals
         eqns=[equation], constvars=[], invars=list(by_name), outvars=list(equation.outvars), debug_info=unnamed
     )
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*by_name.values())
+
+
+def _is_number(value: Any) -> bool:
+    from jax.core import Tracer
+
+    return not any(isinstance(part, Tracer) for part in (value if isinstance(value, Pair) else (value,)))
+
+
+def _joined(value: Any) -> Any:
+    return np.asarray(value.re + 1j * value.im, np.complex64) if isinstance(value, Pair) else value
 
 
 def _pair_of(value: Any) -> Any:
@@ -235,6 +247,30 @@ def _unequal(_: Any, a: Pair, b: Pair) -> Any:
     return (a.re != b.re) | (a.im != b.im)
 
 
+def _fft(params: Mapping[str, Any], a: Any) -> Any:
+    made = _fft_of_parts().bind(*(a if isinstance(a, Pair) else (a,)), **params)
+    return made[0] if len(made) == 1 else Pair(*made)
+
+
+@functools.cache
+def _fft_of_parts() -> Any:
+    """The transform of real and imaginary parts as a primitive, for which the graph has a rule."""
+    import jax
+    from jax.core import ShapedArray
+    from jax.extend.core import Primitive
+
+    primitive = Primitive("fft_of_parts")
+    primitive.multiple_results = True
+
+    def shapes(*parts: Any, fft_type: Any, fft_lengths: Sequence[int]) -> list[Any]:
+        operand = jax.ShapeDtypeStruct(parts[0].shape, np.float32 if len(parts) == 1 else np.complex64)
+        made = jax.eval_shape(functools.partial(jax.lax.fft, fft_type=fft_type, fft_lengths=fft_lengths), operand)
+        return [ShapedArray(made.shape, np.dtype("float32"))] * (2 if made.dtype.kind == "c" else 1)
+
+    primitive.def_abstract_eval(shapes)
+    return primitive
+
+
 def _real(_: Any, a: Pair) -> Any:
     return a.re
 
@@ -250,5 +286,5 @@ def _complex(_: Any, re: Any, im: Any) -> Pair:
 _RULES: Mapping[str, Callable[..., Any]] = {
     "mul": _times, "div": _over, "exp": _exp, "abs": _abs, "convert_element_type": _convert, "conj": _conjugate,
     "integer_pow": _integer_power, "dot_general": _dot, "real": _real, "log": _log, "sign": _sign, "eq": _equal,
-    "ne": _unequal, "imag": _imaginary, "complex": _complex,
+    "ne": _unequal, "imag": _imaginary, "complex": _complex, "fft": _fft,
 }  # fmt: skip

@@ -19,7 +19,7 @@ def source_names(graph: Graph) -> dict[Hashable, tuple[str, str]]:
     statement's `FILE:LINE`.
 
     A statement lets a value out if something reads it that the statement does not compute. Values within an expression
-    have no name, nor have those that one statement assigns to several.
+    have no name. Where a statement assigns to several names they are those of the parts of one array, in their order.
     """
     return dict(_named(graph, _Files()))
 
@@ -35,18 +35,28 @@ def _named(graph: Graph, files: _Files) -> Iterator[tuple[Hashable, tuple[str, s
     for operand in graph.results:
         if isinstance(operand, Variable):
             readers[operand.number].append(None)
+    parts: defaultdict[tuple[object, str, int, tuple[str, ...]], list[Hashable]] = defaultdict(list)
     for application in graph.applications:
         for depth, (file, line) in enumerate(application.frames):
-            _, name = files.statement(file, line)
+            _, names = files.statement(file, line)
             here = files.way(application.frames, depth)
             leaving = [
                 result.number
                 for result in application.results
                 if any(each is None or files.way(each.frames, depth) != here for each in readers[result.number])
             ]
-            if name and len(leaving) == 1:
-                yield leaving[0], (name, f"{file}:{line}")
+            if len(names) == 1 and len(leaving) == 1:
+                yield leaving[0], (names[0], f"{file}:{line}")
                 break
+            if len(names) > 1 and leaving and depth == len(application.frames) - 1:
+                parts[here, file, line, names].extend(leaving if application.primitive in _PARTS else ("", *names))
+    for (_, file, line, names), leaving in parts.items():
+        if len(names) == len(leaving):
+            yield from ((number, (name, f"{file}:{line}")) for number, name in zip(leaving, names, strict=True))
+
+
+_PARTS = ("split", "squeeze", "top_k", "sort")
+"""What gives the parts of one array, each by itself or all of them, in the order in which Python unpacks them."""
 
 
 def bodies(application: Application) -> Iterator[Graph]:
@@ -63,13 +73,13 @@ class _Files:
     """The simple statements of files, read once; notebooks have cells for files."""
 
     def __init__(self) -> None:
-        self.known: dict[str, dict[int, tuple[Statement, str]]] = {}
+        self.known: dict[str, dict[int, tuple[Statement, tuple[str, ...]]]] = {}
 
-    def statement(self, file: str, line: int) -> tuple[Statement, str]:
-        """The statement at a line, and the one name that it assigns to, or ""."""
+    def statement(self, file: str, line: int) -> tuple[Statement, tuple[str, ...]]:
+        """The statement at a line, and the names that it assigns to, none where it assigns to anything else."""
         if file not in self.known:
             self.known[file] = _statements(file)
-        return self.known[file].get(line, ((file, line), ""))
+        return self.known[file].get(line, ((file, line), ()))
 
     def way(self, frames: Frames, depth: int) -> tuple[object, ...]:
         """The calls down to the statement at a depth."""
@@ -78,20 +88,21 @@ class _Files:
         return (*frames[:depth], self.statement(*frames[depth])[0])
 
 
-def _statements(file: str) -> dict[int, tuple[Statement, str]]:
+def _statements(file: str) -> dict[int, tuple[Statement, tuple[str, ...]]]:
     linecache.checkcache(file)
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return {}
-    made: dict[int, tuple[Statement, str]] = {}
+    made: dict[int, tuple[Statement, tuple[str, ...]]] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt) or hasattr(node, "body"):
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         parts = targets[0].elts if len(targets) == 1 and isinstance(targets[0], ast.Tuple) else targets
         read = [part for part in parts if not (isinstance(part, ast.Name) and part.id == "_")]
-        name = read[0].id if len(read) == 1 and isinstance(read[0], ast.Name) else ""
+        names = tuple(part.id for part in read if isinstance(part, ast.Name))
+        names = names if len(names) == len(read) and (len(read) == len(parts) or len(read) == 1) else ()
         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        made.update(dict.fromkeys(lines, ((file, node.lineno), name)))
+        made.update(dict.fromkeys(lines, ((file, node.lineno), names)))
     return made

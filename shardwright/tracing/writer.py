@@ -111,6 +111,10 @@ class GraphWriter:
                 stem = f"{stem}_v"
                 n = 0
 
+    def called(self, result: Variable, stem: str) -> str:
+        """The user's name of a variable, `stem` where there is none."""
+        return self.names.get(result.number) or stem
+
     def write(self, stem: str, expression: str, type_: str = "") -> str:
         name = self.fresh(stem)
         self.line(f"{name}{': ' + type_ if type_ else ''} = {expression}")
@@ -141,7 +145,7 @@ class GraphWriter:
         roots = {self.dimensions.find(slot) for slot in order}
         kept = tuple(a if a is not None and self.dimensions.find(a) in roots else None for a in given)
         self.values[result.number] = ProgramValue(
-            self.write(self.names.get(result.number) or stem or "v", expression, type_), kept, tuple(order)
+            self.write(self.called(result, stem or "v"), expression, type_), kept, tuple(order)
         )
 
     def alias(self, result: Variable, value: ProgramValue, axes: Sequence[Slot | None]) -> None:

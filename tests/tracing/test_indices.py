@@ -49,6 +49,21 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "least of integers": (lambda c, p: c.at[p].min(p - 2), (ids(-3, 1, 0, 4), ids(1, 3, 1))),
     "product of rows": (lambda c, p, x: c.at[p].multiply(x), (normal(7, 4), ids(1, 3, 1), normal(3, 4))),
     "greatest of a row": (lambda c, p, x: c.at[p].max(x), (normal(7, 4), ids(3)[0], normal(4))),
+    "parts of two dimensions": (
+        lambda c, u, i, j: jax.lax.dynamic_update_slice(c, u, (0, i, j)),
+        (normal(2, 8, 6), normal(2, 3, 2), *ids(1, 9)),
+    ),
+    "parts of three dimensions": (
+        lambda c, u, i: jax.lax.dynamic_update_slice(c, u, (i, 2, i)), (normal(5, 8, 6), normal(2, 3, 2), *ids(-1)),
+    ),
+    "a number in a part": (lambda c: c.at[1:3, 2:5].set(0), (normal(5, 8, 6),)),
+    "added to parts of a row": (lambda c, u, i: c.at[:, i, 2:5].add(u), (normal(5, 8, 6), normal(5, 3), *ids(2))),
+    "slices that are dropped where they do not fit": (
+        lambda c, u, i: jax.lax.scatter_add(
+            c, i[:, None], u, jax.lax.ScatterDimensionNumbers((1,), (), (0,)), mode="fill"),
+        (normal(8), normal(5, 3), ids(1, 6, 3, -1, 5)),
+    ),
+    "one of three": (lambda n, a: jax.lax.select_n(n, a, 2 * a, 3 * a), (ids(0, 1, 2, 1), normal(4))),
     "slices of rows": (jax.vmap(update_slice), (normal(3, 7, 4), normal(3, 2, 4), ids(0, 3, 9))),
     "windows of rows": (jax.vmap(window), (normal(3, 7, 4), ids(-2, 3, 9))),
     "windows of one": (jax.vmap(window, (None, 0)), (normal(7, 4), ids(-2, 3, 9))),

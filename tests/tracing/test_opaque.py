@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import Outcome
 
 import shardwright
 from shardwright import DiagnosticError, bytes_received, compile_program, explicit, load, predict, trace
@@ -75,6 +76,33 @@ def grouped(x: Any, weights: Any, sizes: Any) -> Any:
     return jax.lax.ragged_dot(x, weights, sizes)
 
 
+def transformed(x: Any, re: Any, im: Any) -> Any:
+    """A layer of a Fourier neural operator, and a transform scaled both ways."""
+    spectral = jnp.fft.irfft(jnp.fft.rfft(x, axis=1) * jax.lax.complex(re, im), n=x.shape[1], axis=1)
+    return spectral, jnp.fft.fft2(x, norm="ortho").real, jnp.abs(jnp.fft.ifft(x, axis=1))
+
+
+def definite(a: Any) -> Any:
+    return jnp.einsum("bij,bkj->bik", a, a) + 3 * jnp.eye(a.shape[1])
+
+
+def decomposed(a: Any) -> Any:
+    left, values, right = jnp.linalg.svd(a, full_matrices=False)
+    orthogonal, upper = jnp.linalg.qr(a)
+    return (left * values[:, None]) @ right, orthogonal @ upper, jnp.linalg.eigh(definite(a))[0], left, upper
+
+
+def inverted(a: Any, b: Any) -> Any:
+    return jnp.linalg.solve(definite(a), b), jnp.linalg.inv(definite(a)), jnp.linalg.slogdet(definite(a))[1]
+
+
+def seeded(x: Any, seed: Any, step: Any) -> Any:
+    """Keys that the function makes itself."""
+    first, second = jax.random.split(jax.random.key(7))
+    kept = jax.random.bernoulli(jax.random.fold_in(second, step), 0.5, x.shape)
+    return x + jax.random.normal(first, x.shape), x * kept, x * jax.random.uniform(jax.random.PRNGKey(seed), x.shape)
+
+
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
     "mixer": (mixer, (normal(4, 6, 8), normal(4, 1, 8), normal(8, 10)), {"conv_general_dilated"}),
     "patches": (patches, (normal(4, 16, 12, 3), normal(4, 4, 3, 10)), {"conv_general_dilated"}),
@@ -84,6 +112,16 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
     "sampled": (sampled, (np.array([0, 3], np.uint32), normal(4, 11)),
                 {"random_split", "random_bits", "random_fold_in", "shift_right_logical", "bitwise_or", "erf_inv"}),
     "solved": (solved, (normal(6, 8), normal(6, 3)), {"cholesky", "triangular_solve"}),
+    "transformed": (transformed, (normal(4, 16, 3), normal(9, 3), normal(9, 3)), {"fft"}),
+    "transformed back": (jax.grad(lambda *a: sum(jnp.sum(each**2) for each in transformed(*a)), (0, 1)),
+                         (normal(4, 16, 3), normal(9, 3), normal(9, 3)), {"fft"}),
+    "decomposed": (decomposed, (normal(4, 6, 5),), {"svd", "qr", "eigh"}),
+    "inverted": (inverted, (normal(4, 5, 6), normal(4, 5, 2)), {"lu", "triangular_solve"}),
+    "inverted back": (jax.grad(lambda *a: jnp.sum(inverted(*a)[0]), (0, 1)), (normal(4, 5, 6), normal(4, 5, 2)),
+                      {"lu", "triangular_solve"}),
+    "seeded": (seeded, (normal(4, 6), np.int32(5), np.int32(2)),
+               {"random_seed", "random_split", "random_fold_in", "random_bits", "shift_right_logical", "bitwise_or",
+                "erf_inv"}),
     "decayed": (decayed, (np.linspace(-0.5, 2, 3, dtype="f4"), np.arange(5, dtype="i4")), {"pow"}),
     "grouped": (grouped, (normal(6, 4), normal(3, 4, 5), np.array([2, 2, 2], np.int32)), {"ragged_dot"}),
     "scans": (scans, (normal(4, 6),), {"reduce_window_max", "cumprod", "cummax", "reduce_prod"}),
@@ -102,7 +140,9 @@ def test_means_what_the_function_computes(name: str) -> None:
     assert ("= round(x)" in traced.text) is (name == "elements")
 
 
-@pytest.mark.parametrize("name", ["mixer", "patches", "sampled", "scans", "elements"])
+@pytest.mark.parametrize(
+    "name", ["mixer", "patches", "sampled", "scans", "elements", "transformed", "decomposed", "inverted", "seeded"]
+)
 def test_every_backend_calls_it(name: str) -> None:
     """On two chips, of which each has half of the first argument's largest dimension that may be split."""
     function, args, _ = FUNCTIONS[name]
@@ -276,3 +316,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "declare it with @shardwright.kernel in the Python that runs the program" in capsys.readouterr().err
     assert main(["compile", str(out), "--to", "torch", "--mesh", "x=1", "-o", str(tmp_path / "t.py")]) == 1
     assert "is a function of JAX, which a module of PyTorch does not call" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "run --to torch"])
+def test_a_call_that_the_function_does_not_take_is_refused_where_it_stands(
+    command: str, shardwright: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    file = tmp_path / "own.shard"
+    for called, said in (
+        (
+            """cumprod, BT, f32, params='{"axes": 1}'""",
+            "cumprod does not take these operands and parameters: Type",
+        ),
+        ("""cumprod, B, f32, params='{"axis": 1}'""", "cumprod gives 4 x 6 on a chip, and its type says 4"),
+    ):
+        rows = called.split(",")[1].strip()
+        file.write_text(f"dim B=4 T=6\nfunc f(a: f32 BT) -> f32 {rows} {{ return foreign[{called}](a) }}\n")
+        made = shardwright(*command.split(), str(file))
+        assert made.status == 1
+        assert f"{file}:2:" in made.err
+        assert said in made.err
+        assert "Traceback" not in made.err

@@ -82,3 +82,17 @@ def test_gradients_have_no_names_of_the_values_that_they_are_of() -> None:
 def test_rows_of_features_are_a_batch_and_the_width_of_the_model() -> None:
     program = trace(model, (WEIGHTS, shape(8, WIDTH))).program
     assert {"B": 8, "E": WIDTH, "F": HIDDEN}.items() <= {dim.name: dim.size for dim in program.dims}.items()
+
+
+def test_parts_of_an_array_have_their_names() -> None:
+    def parts(x: Any) -> Any:
+        low, high = jnp.split(x, 2, axis=-1)
+        best, places = jax.lax.top_k(low, 2)
+        base = jax.random.key(3)
+        left, _values, right = jnp.linalg.svd(high, full_matrices=False)  # not in the order of the primitive's results
+        return best, places, left @ right * jax.random.uniform(base, (4, 5))
+
+    text = trace(parts, (shape(4, 10),)).text
+    assert {"low", "high", "base"} <= set(assigned(text))
+    assert "best, places = topk[" in text
+    assert not {"left", "right"} & set(assigned(text))

@@ -292,6 +292,37 @@ def test_flops_are_those_that_pytorch_has_a_formula_for() -> None:
     assert torch_flops("aten.grid_sampler_2d.default", [], {}) == 0
 
 
+def definite(a: Tensor) -> Tensor:
+    return a @ a.mT + 3 * torch.eye(a.shape[-2])
+
+
+DECOMPOSITIONS: dict[str, Callable[[Tensor], Any]] = {
+    "rfft": lambda a: torch.fft.irfft(torch.fft.rfft(a) * torch.complex(a[..., :3], -a[..., 2:5]), n=a.shape[-1]),
+    "fft2": lambda a: torch.fft.fftshift(torch.fft.ifft2(torch.fft.fft2(a, norm="ortho")).abs()),
+    "view": lambda a: torch.view_as_real(torch.fft.ifft(torch.view_as_complex(torch.stack([a, a * 2], -1)), dim=1)),
+    "svd": lambda a: torch.linalg.svd(a, full_matrices=False),
+    "qr": torch.linalg.qr,
+    "eigh": lambda a: (*torch.linalg.eigh(definite(a)), torch.linalg.eigvalsh(definite(a))),
+    "lu": lambda a: (*torch.linalg.lu(a), torch.linalg.lu_factor(a)[1]),
+    "solve": lambda a: (torch.linalg.solve(definite(a), a), torch.linalg.solve(definite(a), a.mT, left=False)),
+    "inverses": lambda a: (torch.linalg.inv(definite(a)), torch.linalg.pinv(a), torch.linalg.matrix_power(a @ a.mT, 3)),
+    "triangles": lambda a: (
+        torch.cholesky_solve(a, torch.linalg.cholesky(definite(a))),
+        torch.linalg.solve_triangular(definite(a).tril(), a, upper=False, unitriangular=True),
+    ),
+    "numbers": lambda a: (
+        torch.linalg.det(definite(a)), torch.logdet(definite(a)), *torch.linalg.slogdet(definite(a)),
+        torch.linalg.matrix_norm(a, 2), torch.linalg.cond(definite(a)),
+    ),
+    "exponential": lambda a: torch.matrix_exp(a[:, :, :4] * 0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECOMPOSITIONS)
+def test_decompositions_and_transforms(name: str) -> None:
+    assert trace(Of(DECOMPOSITIONS[name]), (normal(2, 4, 5),)).largest_relative_difference < 1e-5
+
+
 def test_random_numbers_are_refused() -> None:
     for function in (lambda a: a + torch.randn(4), lambda a: torch.multinomial(a.exp(), 2)):
         with pytest.raises(DiagnosticError, match=r"aten\.(randn|multinomial)\.default draws random numbers"):

@@ -129,7 +129,7 @@ def _foreign(operation: ops.Foreign, call: TensorCall) -> Tensor:
         tensor = value.tensor.detach().cpu()
         plain: Array = (tensor.float() if value.dtype.is_float else tensor).numpy()
         arrays.append(plain.astype(numpy_dtype(value.dtype)))
-    made = foreign.call(operation, arrays)
+    made = foreign.call(operation, arrays, [dim.size for dim in call.result.dims])
     if operation.dtype is not DType.BOOL:
         made = made.astype("float32" if operation.dtype.is_float else "int64")
     return call.torch.from_numpy(made.copy()).to(call.device, held_as(operation.dtype, call.torch))

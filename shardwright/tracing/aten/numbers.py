@@ -288,11 +288,6 @@ def grouped_product(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtyp
 
 
 @op()
-def linalg_cholesky(a: Any, *, upper: bool = False) -> Any:
-    return jnp.linalg.cholesky(a, upper=upper)
-
-
-@op()
 def polar(size: Any, angle: Any) -> Any:
     return jax.lax.complex(size * jnp.cos(angle), size * jnp.sin(angle))
 

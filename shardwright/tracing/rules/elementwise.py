@@ -12,7 +12,7 @@ import numpy as np
 from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, uniform
 from shardwright.tracing.ranges import decided, range_of
-from shardwright.tracing.rules.table import RULES, rule
+from shardwright.tracing.rules.table import RULES, do, rule
 from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, number, refusal
 
 # ------------------------------------------------------------ elementwise
@@ -205,17 +205,31 @@ def _convert(w: GraphWriter, op: Application) -> None:
 @rule("select_n")
 def _select(w: GraphWriter, op: Application) -> None:
     which, *cases = op.operands
-    if len(cases) != 2:
-        raise refusal(op, "chooses among more than two")
-    value, low, high = (w.value(each) for each in op.operands)
+    value, low, high, *_ = (w.value(each) for each in op.operands)
     if value.is_number:
         same(w, Application("copy", (cases[int(float(value.text))],), {}, op.results, op.place))
+        return
+    if which.dtype != "bool":
+        _select_among(w, op)
         return
     bools = op.results[0].dtype == "bool" and which.shape == op.results[0].shape
     if bools and low.is_number and high.is_number and (float(low.text), float(high.text)) == (0, 1):
         same(w, Application("copy", (which,), {}, op.results, op.place))
         return
     elementwise(w, op, "where({}, {}, {})", [which, cases[1], cases[0]])
+
+
+def _select_among(w: GraphWriter, op: Application) -> None:
+    """One of several, by its number."""
+    which, *cases = op.operands
+    made: Operand = cases[-1]
+    for k in reversed(range(len(cases) - 1)):
+        bound = Constant(k + 1, which.shape, which.dtype)
+        before = do(w, op, ("before", k), "lt", [which, bound], which.shape, "bool")
+        if k:
+            made = do(w, op, ("case", k), "select_n", [before, made, cases[k]], op.results[0].shape)
+        else:
+            _select(w, Application("select_n", (before, made, cases[0]), {}, op.results, op.place))
 
 
 @rule("clamp")

@@ -142,11 +142,23 @@ def _scatter(w: GraphWriter, op: Application) -> None:
             continue
         at[d] = _component(w, op, indices, k)
         if size > 1 and "FILL" in str(op.params.get("mode")):
-            raise refusal(op, "drops whole slices that would end beyond the last", "index with start + arange(n)")
+            at[d] = _beyond_if_cut(w, op, k, at[d], base.shape[d], size)
         if "CLIP" in str(op.params.get("mode")):  # what would end beyond the last ends there
             bounds = [Constant(0, (), at[d].dtype), at[d], Constant(base.shape[d] - size, (), at[d].dtype)]
             at[d] = do(w, op, ("clipped", k), "clamp", bounds, at[d].shape, at[d].dtype)
     _write_at(w, op, windows, at)
+
+
+def _beyond_if_cut(w: GraphWriter, op: Application, k: int, start: Operand, extent: int, size: int) -> Operand:
+    """The start of a slice, or the extent, where nothing is written, if part of the slice would lie outside."""
+    value, last = w.value(start), extent - size
+    if value.is_number and 0 <= int(value.text) <= last:
+        return start
+    shape, dtype = start.shape, start.dtype
+    within = [do(w, op, ("within", k, name), name, [start, Constant(bound, shape, dtype)], shape, "bool")
+              for name, bound in (("ge", 0), ("le", last))]  # fmt: skip
+    both = do(w, op, ("within", k), "and", within, shape, "bool")
+    return do(w, op, ("begun", k), "select_n", [both, Constant(extent, shape, dtype), start], shape, dtype)
 
 
 def _write_at(w: GraphWriter, op: Application, windows: Mapping[int, int], at: dict[int, Operand]) -> None:
@@ -318,7 +330,7 @@ def _dynamic_slice(w: GraphWriter, op: Application) -> None:
         at = do(w, op, ("start", d), "clamp", bounds, (), "int32")
         if w.value(at).is_number:
             first = int(w.value(at).text)
-            value = cut(w, value, d, (first, first + size), axes[d])
+            value = cut(w, value, d, (first, first + size), axes[d], w.called(result, "take"))
             continue
         if size > 1:
             index = do(w, op, ("iota", d), "iota", [], (size,), "int32", dimension=0)
@@ -343,8 +355,9 @@ def _update_slice(w: GraphWriter, op: Application) -> None:
         same(w, Application("copy", (new,), {}, op.results, op.place))
         return
     along = next((d for d in reversed(parts) if new.shape[d] > 1), parts[-1])
-    if any(new.shape[d] > 1 for d in parts if d != along):
-        raise refusal(op, "writes along two dimensions at once", "update one dimension at a time")
+    if (outer := next((d for d in parts if d != along and new.shape[d] > 1), None)) is not None:
+        _update_rows(w, op, outer)
+        return
     value = w.value(new)
     if value.is_number or (value.axes[along] is None and new.shape[along] > 1):
         value = w.whole(new)
@@ -383,6 +396,18 @@ def _update_slice(w: GraphWriter, op: Application) -> None:
     w.put(result, text, order, axes, w.type(result.dtype, order) if mask else "", stem="update")
 
 
+def _update_rows(w: GraphWriter, op: Application, outer: int) -> None:
+    """Writes along several dimensions: into the rows that change, which then take their place."""
+    cache, new, *starts = op.operands
+    shape = (*cache.shape[:outer], new.shape[outer], *cache.shape[outer + 1 :])
+    zero = Constant(0, (), starts[outer].dtype)
+    at = [zero if d != outer else start for d, start in enumerate(starts)]
+    rows = do(w, op, "rows", "dynamic_slice", [cache, *at], shape, slice_sizes=shape)
+    within = [zero if d == outer else start for d, start in enumerate(starts)]
+    changed = do(w, op, "changed", "dynamic_update_slice", [rows, new, *within], shape)
+    _update_slice(w, Application(op.primitive, (cache, changed, *at), {}, op.results, op.place))
+
+
 @rule("top_k")
 def _top_k(w: GraphWriter, op: Application) -> None:
     operand, k = op.operands[0], op.params["k"]
@@ -402,7 +427,7 @@ def _top_k(w: GraphWriter, op: Application) -> None:
     find = w.dimensions.find
     target = w.slot((op.results[0].number, "best"), k) if made[0][axis] is None else made[0][axis]
     w.dimensions.hint(target, "C", 6)
-    names = [w.fresh("best"), w.fresh("best_ids")]
+    names = [w.fresh(w.called(*each)) for each in zip(op.results, ("best", "best_ids"), strict=True)]
     turned = falling(dtype_of(operand.dtype)) if op.params.get("least") else "{}"
     w.line(f"{', '.join(names)} = topk[{w.name(slot)} -> {w.name(target)}, k={k}]({turned.format(value.text)})")
     axes = (*value.axes[:axis], target, *value.axes[axis + 1 :])

@@ -25,9 +25,11 @@ Axes = Sequence[int | None]
 
 
 def called(w: GraphWriter, op: Application, name: str, kept: Sequence[Axes], params: Mapping[str, Any] | None = None, *,
-           ones: bool = True, at: int = 0, operands: Sequence[Operand] | None = None) -> None:  # fmt: skip
-    """Writes the call that gives result number `at`. `kept` are the axes, of each operand, that may be split; where
-    `ones`, axes of size 1 are there, because the function counts axes."""
+           ones: bool = True, at: int = 0, operands: Sequence[Operand] | None = None,
+           number: int | None = None) -> None:  # fmt: skip
+    """Writes the call that gives result number `at`, which is `number` of what the function gives. `kept` are the
+    axes, of each operand, that may be split; where `ones`, axes of size 1 are there, because the function counts axes.
+    """
     result = op.results[at]
     given = op.operands if operands is None else operands
     axes = w.axes(result)
@@ -58,14 +60,15 @@ def called(w: GraphWriter, op: Application, name: str, kept: Sequence[Axes], par
     text = json.dumps(params) if params else ""
     if flops := _flops(name, text, given):
         options.append(f"flops={flops:.6g}")
-    if at:
-        options.append(f"result={at}")
+    if place := at if number is None else number:
+        options.append(f"result={place}")
     if text:
         options.append(f"params='{text}'")
-    made = w.write(name, f"foreign[{name}, {', '.join(options)}]({', '.join(texts)})")
+    stem = w.called(result, name)
+    made = w.write(stem, f"foreign[{name}, {', '.join(options)}]({', '.join(texts)})")
     for slot, axis in zip(slots, axes, strict=True) if ones else ():
         if axis is None:
-            made = w.write(made, f"take[{w.name(slot)}, 0]({made})")
+            made = w.write(stem, f"take[{w.name(slot)}, 0]({made})")
     w.values[result.number] = ProgramValue(made, axes, tuple(slot for slot in axes if slot is not None))
     w.opaque[name] = None
 
@@ -236,25 +239,6 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, (tuple, list)) else int(value)
 
 
-# ------------------------------------------------------------ linear algebra
-
-
-@rule("cholesky")
-def _cholesky(w: GraphWriter, op: Application) -> None:
-    rank = len(op.operands[0].shape)
-    called(w, op, "cholesky", [(*range(rank - 2), None, None)], {"symmetrize_input": False})
-    _tie_all(w, op.operands[0], op.results[0])
-
-
-@rule("triangular_solve")
-def _triangular_solve(w: GraphWriter, op: Application) -> None:
-    rank = len(op.operands[0].shape)
-    names = ("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal")
-    params = {name: bool(op.params[name]) for name in names}
-    called(w, op, "triangular_solve", [(*range(rank - 2), None, None)] * 2, params)
-    _tie_all(w, op.operands[1], op.results[0])
-
-
 # ------------------------------------------------------------ random bits
 
 
@@ -266,6 +250,14 @@ def _random_bits(w: GraphWriter, op: Application) -> None:
         raise refusal(op, f"of {op.params['bit_width']} bits of keys {op.operands[0].shape} is not supported",
                       "draw numbers of 32 bits with one key")  # fmt: skip
     called(w, op, "random_bits", [(None,)], {"shape": list(shape)})
+
+
+@rule("random_seed")
+def _random_seed(w: GraphWriter, op: Application) -> None:
+    """The two numbers of a key that the function makes itself."""
+    if op.operands[0].shape:
+        raise refusal(op, "of several seeds at once is not supported", "make one key of one seed, and split it")
+    called(w, op, op.primitive, [()])
 
 
 @rule("random_split", "random_fold_in")

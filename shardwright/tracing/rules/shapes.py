@@ -99,13 +99,13 @@ def _reshape(w: GraphWriter, op: Application) -> None:
                 else w.slot((result.number, "merged", k), math.prod(operand.shape[i] for i in a))
             )
             w.dimensions.cut(whole, old)
-            text = w.write("merge", f"merge[{w.letters(old)} -> {w.name(whole)}]({text})")
+            text = w.write(w.called(result, "merge"), f"merge[{w.letters(old)} -> {w.name(whole)}]({text})")
             at = [find(slot) for slot in order].index(find(old[0]))
             order[at] = whole
             order = [slot for slot in order if find(slot) not in {find(s) for s in old[1:]}]
         if len(new) > 1:
             w.dimensions.cut(whole, [slot for slot in new if slot is not None])
-            text = w.write("split", f"split[{w.name(whole)} -> {w.letters(new)}]({text})")
+            text = w.write(w.called(result, "split"), f"split[{w.name(whole)} -> {w.letters(new)}]({text})")
             at = [find(slot) for slot in order].index(find(whole))
             order[at : at + 1] = new
         for i, slot in zip(b, new, strict=True):
@@ -130,7 +130,8 @@ def _iota(w: GraphWriter, op: Application) -> None:
 # ------------------------------------------------------------ parts
 
 
-def cut(w: GraphWriter, value: ProgramValue, axis: int, bounds: tuple[int, int], target: Slot | None) -> ProgramValue:
+def cut(w: GraphWriter, value: ProgramValue, axis: int, bounds: tuple[int, int], target: Slot | None,
+        stem: str = "take") -> ProgramValue:  # fmt: skip
     """The value between `bounds` of an axis, which is `target` then, None where one index is left."""
     slot = value.axes[axis]
     assert slot is not None
@@ -140,9 +141,9 @@ def cut(w: GraphWriter, value: ProgramValue, axis: int, bounds: tuple[int, int],
     name = w.name(slot)
     if target is None:
         order = tuple(s for s in value.order if find(s) != find(slot))
-        return ProgramValue(w.write("take", f"take[{name}, {start}]({value.text})"), axes, order)
+        return ProgramValue(w.write(stem, f"take[{name}, {start}]({value.text})"), axes, order)
     text = f"take[{name} {start}:{end}]({value.text})"
-    text = w.write("take", f"rename[{name} -> {w.name(target)}]({text})")
+    text = w.write(stem, f"rename[{name} -> {w.name(target)}]({text})")
     return ProgramValue(text, axes, tuple(target if find(s) == find(slot) else s for s in value.order))
 
 
@@ -167,7 +168,7 @@ def looked_up(
     text = index.text if not index.is_number else w.write("at", index.text, "int32")
     mine = {find(s) for s in index.order}
     order = (*index.order, *(s for s in table.order if find(s) != find(slot) and find(s) not in mine))
-    made = w.write("lookup", f"lookup[{w.name(slot)}]({table.text}, {text})")
+    made = w.write(w.called(op.results[0], "lookup"), f"lookup[{w.name(slot)}]({table.text}, {text})")
     return ProgramValue(made, (*table.axes[:axis], target, *table.axes[axis + 1 :]), order)
 
 
@@ -190,7 +191,7 @@ def _slice(w: GraphWriter, op: Application) -> None:
         if (start, limit) == (0, operand.shape[i]):
             w.dimensions.tie(value.axes[i], axes[i])
         else:
-            value = cut(w, value, i, (start, limit), axes[i])
+            value = cut(w, value, i, (start, limit), axes[i], w.called(result, "take"))
     w.alias(result, value, value.axes)
 
 
