@@ -8,7 +8,9 @@ here says whether that is right: `trace` compares the program with the module it
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportMissingParameterType=false
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import re
 import warnings
@@ -85,10 +87,12 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     import torch
     from torch.utils import _pytree as pytree
 
-    tensors = pytree.tree_map(lambda each: each if each is None else torch.as_tensor(each), tuple(args))
+    # Each a tensor of its own: where two arguments are one, `torch.export` takes one argument for both.
+    tensors = pytree.tree_map(lambda each: each if each is None else torch.as_tensor(each).clone(), tuple(args))
     module = module.eval()
     try:
-        with warnings.catch_warnings():  # PyTorch's about its own use of itself
+        # PyTorch warns about its own use of itself, and prints the whole graph where it gives up.
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             program = torch.export.export(module, tensors, strict=False)
             program = program.run_decompositions(_by_rank())
@@ -101,7 +105,8 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     stored = [str(spec.target) for spec in program.graph_signature.input_specs if spec.kind.name != "USER_INPUT"]
     first: dict[Any, str] = {}
     paths = {path: first.setdefault(_memory(values[path]), path) for path in stored}
-    fixed = {path: values[path] for path in stored if values[path].is_complex()}  # the language has no complex weights
+    # The language has no complex weights, and none without elements.
+    fixed = {path: values[path] for path in stored if values[path].is_complex() or not values[path].numel()}
     weights = {path: as_numpy(values[path]) for path in first.values() if path not in fixed}
     arguments = pytree.tree_map(lambda each: each if each is None else as_numpy(each), tensors)
     lifted = frozenset(program.constants).difference(name for name, _ in module.named_buffers())

@@ -193,13 +193,14 @@ def test_refuses_with_the_line() -> None:
     )
 
 
-def test_what_depends_on_data_is_refused() -> None:
+def test_what_depends_on_data_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     class Branches(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum() > 0 else -x
 
     with pytest.raises(DiagnosticError, match=r"torch.export cannot trace Branches: "):
         trace(Branches(), (torch.randn(4),))
+    assert capfd.readouterr().err == ""  # PyTorch prints its graph
 
 
 def test_the_command(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -300,3 +301,56 @@ def test_what_a_module_stores_and_its_program_does_not_read(
         "[not-exported]\n"
         "note: --as jax and --as dtensor have layouts for any program\n"
     )
+
+
+def test_one_tensor_twice_is_two_arguments() -> None:
+    class Both(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a * 2 + b
+
+    x = torch.randn(3, 4)
+    assert trace(Both(), (x, x)).largest_relative_difference < 1e-6
+
+
+def test_widths_below_zero_cut() -> None:
+    class Shifted(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return nn.functional.pad(a, (0, 0, 1, -1)) + nn.functional.pad(a, (-1, 1), value=2.0)
+
+    assert trace(Shifted(), (torch.randn(2, 5, 4),)).largest_relative_difference < 1e-6
+
+
+def test_overloads_of_spreads_and_extremes() -> None:
+    class Spread(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> Any:
+            both = torch.var_mean(a, 1, correction=0), torch.std_mean(a, unbiased=False)
+            plain = torch.var(a, False), a.std(-1, unbiased=False), a.var(), a.std((0, 1), keepdim=True)
+            return both, plain, torch.max(a, b), torch.min(a, b), torch.concat([a, b], -1), a.max(1)[0], b.min()
+
+    args = torch.randn(3, 5), torch.randn(3, 5)
+    assert trace(Spread(), args).largest_relative_difference < 1e-6
+
+
+def test_convolutions_padded_by_name_and_weights_of_no_elements() -> None:
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.same = nn.Conv2d(3, 4, (3, 2), padding="same")
+            self.valid = nn.Conv1d(4, 4, 3, padding="valid", groups=2)
+            self.registers = nn.Parameter(torch.zeros(1, 0, 6))
+
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            rows = self.valid(nn.functional.hardtanh(self.same(a), -0.5, 2.0).flatten(2))
+            return torch.cat([self.registers.expand(2, -1, -1), rows[..., :6]], 1)
+
+    assert trace(Same(), (torch.randn(2, 3, 4, 5),)).largest_relative_difference < 1e-6
+
+
+def test_pools_of_one_window() -> None:
+    class Pooled(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            pool = nn.functional.avg_pool2d
+            whole = pool(a, 2560, ceil_mode=True) + nn.functional.max_pool2d(a, (4, 9), padding=(0, 4))[..., :1]
+            return whole + pool(a, (7, 5), (1, 9), (2, 0)) + pool(a, 1, (9, 2), ceil_mode=True)[..., :1]
+
+    assert trace(Pooled(), (torch.randn(2, 300, 4, 5),)).largest_relative_difference < 1e-6

@@ -90,7 +90,7 @@ def repeat_interleave(a: Any, repeats: int, dim: int | None = None, **_: Any) ->
     return jnp.repeat(a, repeats, dim)
 
 
-@op()
+@op("cat", "concat", "concatenate")
 def cat(arrays: Sequence[Any], dim: int = 0) -> Any:
     return jnp.concatenate([array for array in arrays if array.shape != (0,)], dim)
 
@@ -160,8 +160,8 @@ def triu(a: Any, diagonal: int = 0) -> Any:
 
 @op("constant_pad_nd")
 def constant_pad_nd(a: Any, pad: Sequence[int], value: float = 0) -> Any:
-    widths = [(0, 0)] * (a.ndim - len(pad) // 2) + [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
-    return jnp.pad(a, widths, constant_values=value)
+    widths = [(0, 0, 0)] * (a.ndim - len(pad) // 2) + [(pad[i], pad[i + 1], 0) for i in range(len(pad) - 2, -1, -2)]
+    return jax.lax.pad(a, jnp.asarray(value, a.dtype), widths)  # widths below 0 cut
 
 
 # ---------------------------------------------------------------- new arrays

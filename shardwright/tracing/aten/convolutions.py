@@ -19,6 +19,7 @@ from shardwright.tracing.aten.table import OPERATIONS, each_axis, op
 def conv1d(a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
            groups: int = 1) -> Any:  # fmt: skip
     """Tap by tap, one channel to one (`groups` as many as channels) or all to all; others as one call."""
+    a, padding = _padded(a, weight, padding, dilation)
     steps = [each[0] if isinstance(each, Sequence) else each for each in (stride, padding, dilation)]
     if steps[0] != 1 or steps[2] != 1 or (groups > 1 and not groups == a.shape[-2] == weight.shape[0]):
         return _convolved(a, weight, bias, stride, padding, dilation, groups)
@@ -30,6 +31,15 @@ def conv1d(a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any 
     else:
         made = sum(tap * weight[:, 0, at, None] for at, tap in enumerate(taps))
     return made if bias is None else made + bias[:, None]
+
+
+def _padded(a: Any, weight: Any, padding: Any, dilation: Any) -> tuple[Any, Any]:
+    """The operand with the padding that PyTorch calls "same", and what is left to pad."""
+    if padding == "same":
+        rank = weight.ndim - 2
+        wide = [by * (size - 1) for by, size in zip(each_axis(dilation, rank), weight.shape[2:], strict=True)]
+        a = jnp.pad(a, [(0, 0)] * (a.ndim - rank) + [(each // 2, each - each // 2) for each in wide])
+    return a, 0 if isinstance(padding, str) else padding
 
 
 def _convolved(a: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
@@ -49,6 +59,7 @@ def _convolved(a: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilati
 def conv2d(a: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
            groups: int = 1) -> Any:  # fmt: skip
     """Patches beside each other, which are a product; others as one call."""
+    a, padding = _padded(a, weight, padding, dilation)
     high, wide = weight.shape[-2:]
     steps, padded, apart = (each_axis(each, 2) for each in (stride, padding, dilation))
     if [steps, padded, apart, groups] != [[high, wide], [0, 0], [1, 1], 1]:

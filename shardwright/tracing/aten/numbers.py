@@ -37,7 +37,7 @@ OPERATIONS |= {
     "__or__": jnp.bitwise_or, "bitwise_and": jnp.bitwise_and, "bitwise_or": jnp.bitwise_or,
     "bitwise_xor": jnp.bitwise_xor, "eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "le": jnp.less_equal,
     "gt": jnp.greater, "ge": jnp.greater_equal, "mul": jnp.multiply, "floor_divide": jnp.floor_divide,
-    "remainder": jnp.remainder, "relu6": jax.nn.relu6, "hardtanh": jax.nn.hard_tanh, "tan": jnp.tan,
+    "remainder": jnp.remainder, "relu6": jax.nn.relu6, "tan": jnp.tan,
     "mish": jax.nn.mish,
 }  # fmt: skip
 
@@ -285,6 +285,17 @@ def grouped_product(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtyp
         raise NotImplementedError("rows of one group after the other, by three axes of matrices")
     made = jax.lax.ragged_dot(a, b, jnp.diff(offs, prepend=0))
     return made if bias is None else made + bias
+
+
+@op()
+def hardtanh(a: Any, low: float = -1, high: float = 1) -> Any:
+    return jnp.clip(a, low, high)
+
+
+@op("_weight_norm")
+def weight_norm(direction: Any, size: Any, dim: int = 0) -> Any:
+    others = tuple(d for d in range(direction.ndim) if d != dim)
+    return direction * (size / jnp.sqrt(jnp.sum(jnp.square(direction), others, keepdims=True)))
 
 
 @op()

@@ -45,9 +45,12 @@ for _name, _function in {"sum": jnp.sum, "mean": jnp.mean, "amax": jnp.max, "ami
 
 
 @op("max")
-def maximum_along(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def maximum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """Along a dimension, of all, or of each element and that of another tensor."""
     if dim is None:
         return jnp.max(a)
+    if not isinstance(dim, int):
+        return jnp.maximum(a, dim)
     return jnp.max(a, dim, keepdims=keepdim), jnp.argmax(a, dim, keepdims=keepdim)
 
 
@@ -56,9 +59,34 @@ def argmax(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     return jnp.argmax(a, dim, keepdims=keepdim)
 
 
+def _spread(a: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None,
+            ) -> tuple[Any, Any]:  # fmt: skip
+    """The variance and the mean. What is divided by is one less, as `correction` says, or not, where not `unbiased`;
+    that may stand in the place of the dimensions."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    axes = dims_of(a.ndim, dim)
+    less = int(unbiased) if correction is None else correction
+    return jnp.var(a, axis=axes, ddof=less, keepdims=keepdim), jnp.mean(a, axes, keepdims=keepdim)
+
+
+OPERATIONS["var_mean"] = _spread
+
+
 @op()
-def var(a: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False) -> Any:
-    return jnp.var(a, axis=dims_of(a.ndim, dim), ddof=correction, keepdims=keepdim)
+def var(a: Any, *args: Any, **given: Any) -> Any:
+    return _spread(a, *args, **given)[0]
+
+
+@op()
+def std(a: Any, *args: Any, **given: Any) -> Any:
+    return jnp.sqrt(var(a, *args, **given))
+
+
+@op()
+def std_mean(a: Any, *args: Any, **given: Any) -> Any:
+    found, mean = _spread(a, *args, **given)
+    return jnp.sqrt(found), mean
 
 
 @op()
@@ -154,9 +182,12 @@ def logcumsumexp(a: Any, dim: int) -> Any:
 
 
 @op("min")
-def minimum_along(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def minimum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """Along a dimension, of all, or of each element and that of another tensor."""
     if dim is None:
         return jnp.min(a)
+    if not isinstance(dim, int):
+        return jnp.minimum(a, dim)
     return jnp.min(a, dim, keepdims=keepdim), jnp.argmin(a, dim, keepdims=keepdim)
 
 
@@ -168,23 +199,6 @@ def argmin(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 @op()
 def aminmax(a: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
     return jnp.min(a, dim, keepdims=keepdim), jnp.max(a, dim, keepdims=keepdim)
-
-
-@op()
-def std(a: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False) -> Any:
-    return jnp.sqrt(var(a, dim, correction=correction, keepdim=keepdim))
-
-
-@op()
-def var_mean(a: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False) -> Any:
-    mean = jnp.mean(a, dims_of(a.ndim, dim), keepdims=keepdim)
-    return var(a, dim, correction=correction, keepdim=keepdim), mean
-
-
-@op()
-def std_mean(a: Any, dim: Any = None, *, correction: int = 1, keepdim: bool = False) -> Any:
-    found, mean = var_mean(a, dim, correction=correction, keepdim=keepdim)
-    return jnp.sqrt(found), mean
 
 
 @op()
@@ -267,6 +281,14 @@ def native_layer_norm(a: Any, shape: Sequence[int], weight: Any, bias: Any, eps:
 
 def _pooled(a: Any, windows: Sequence[_Window], first: Any, function: Callable[..., Any]) -> Any:
     lead = a.ndim - len(windows)
+    # One window is a plain reduction; of thousands of rows beyond the end XLA for CPUs counts some twice.
+    for axis, each in enumerate(windows, lead):
+        if each.count == each.apart == 1:
+            part = jax.lax.slice_in_dim(a, 0, min(each.n, each.size - each.before), axis=axis)
+            a = (jnp.max if function is jax.lax.max else jnp.sum)(part, axis, keepdims=True)
+    windows = [_Window(1, 1, 1, 0, 1, ceil=False) if each.count == each.apart == 1 else each for each in windows]
+    if all(each.size == each.step == 1 and not each.before for each in windows):
+        return a
     return jax.lax.reduce_window(
         a, np.asarray(first, a.dtype)[()], function, (*[1] * lead, *(each.size for each in windows)),
         (*[1] * lead, *(each.step for each in windows)),

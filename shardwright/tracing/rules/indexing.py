@@ -422,8 +422,11 @@ def _top_k(w: GraphWriter, op: Application) -> None:
                 w.dimensions.tie(a, b)
     w.dimensions.tie(made[0][axis], made[1][axis])
     slot = value.axes[axis]
-    if slot is None:
-        raise refusal(op, "chooses among one")
+    if slot is None:  # of one it is the one
+        same(w, Application("copy", (operand,), {}, op.results[:1], op.place))
+        none = (None,) * len(operand.shape)
+        w.alias(op.results[1], ProgramValue("0", none, (), is_number=True), none)
+        return
     find = w.dimensions.find
     target = w.slot((op.results[0].number, "best"), k) if made[0][axis] is None else made[0][axis]
     w.dimensions.hint(target, "C", 6)
