@@ -57,13 +57,13 @@ def arrange_devices(n: int) -> Devices:
             "too-few-devices",
             f"the mesh needs {n} devices, and there are {len(own)}",
             NOWHERE,
-            f"make it smaller with --mesh; up to {MOST_VIRTUAL} can be virtual ones of the CPU",
+            f"give a smaller one (--mesh, or mesh=); up to {MOST_VIRTUAL} can be virtual ones of the CPU",
         )
     raise fault(
         "too-few-devices",
         f"the mesh needs {n} devices, and JAX was started with {max(len(own), len(virtual))}",
         NOWHERE,
-        f"set XLA_FLAGS=--{_FORCED}={n} before JAX is imported, or make the mesh smaller with --mesh",
+        f"set XLA_FLAGS=--{_FORCED}={n} before JAX is imported, or give a smaller mesh (--mesh, or mesh=)",
     )
 
 
@@ -78,6 +78,6 @@ def _of_each_process(devices: Sequence[Any], n: int, processes: int) -> tuple[An
             "too-few-devices",
             f"the mesh needs {n} devices, the same number of each of {processes} processes, and these have {counts}",
             NOWHERE,
-            f"make the mesh one of {processes * fewest} devices with --mesh",
+            f"give a mesh of {processes * fewest} devices (--mesh, or mesh=)",
         )
     return tuple(device for own in has for device in own[:each])

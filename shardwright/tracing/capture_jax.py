@@ -311,7 +311,11 @@ def _computed(equation: Any, operands: Sequence[Operand]) -> Constant | None:
     numbers = [np.asarray(each.value, each.dtype) for each in operands if isinstance(each, Constant) and not each.shape]
     if not numbers or len(numbers) < len(operands) or aval.dtype not in map(np.dtype, _NUMBERS):
         return None
-    made = np.asarray(equation.primitive.bind(*numbers, **equation.params))
+    if equation.primitive.name in ("reshard", "sharding_constraint"):  # where a number lies does not matter
+        (number,) = operands
+        return number if isinstance(number, Constant) else None
+    params = equation.params | {name: None for name in ("sharding", "out_sharding") if name in equation.params}
+    made = np.asarray(equation.primitive.bind(*numbers, **params))
     value = uniform(made)
     return None if value is None else Constant(value, (), str(made.dtype))
 

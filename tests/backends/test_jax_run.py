@@ -61,7 +61,7 @@ def test_more_devices_than_a_machine_can_play() -> None:
         arrange_devices(100_000)
     assert caught.value.render() == (
         "<program>: error: the mesh needs 100000 devices, and there are 8 [too-few-devices]\n"
-        "note: make it smaller with --mesh; up to 1024 can be virtual ones of the CPU"
+        "note: give a smaller one (--mesh, or mesh=); up to 1024 can be virtual ones of the CPU"
     )
 
 

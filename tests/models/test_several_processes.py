@@ -231,7 +231,7 @@ def test_every_process_gives_as_many_devices(monkeypatch: pytest.MonkeyPatch) ->
             arrange_devices(n)
         assert caught.value.render() == (
             f"<program>: error: the mesh needs {n} devices, the same number of each of 2 processes, and these have"
-            f" {counts} [too-few-devices]\nnote: make the mesh one of 10 devices with --mesh"
+            f" {counts} [too-few-devices]\nnote: give a mesh of 10 devices (--mesh, or mesh=)"
         )
 
 

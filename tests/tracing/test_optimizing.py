@@ -165,3 +165,18 @@ def test_a_mesh_without_devices_is_given_those_there_are() -> None:
     made = optimize(jnp.tanh, (jnp.ones((8, 16)),), over)
     assert dict(made.mesh.shape) == SIZES
     np.testing.assert_allclose(made(jnp.ones((8, 16))), np.tanh(np.ones((8, 16))), rtol=1e-6)
+
+
+def test_a_training_step_whose_shardings_are_types() -> None:
+    """`jax.make_mesh` as it is: a gradient begins with a number that JAX lays over the mesh."""
+    mesh = jax.make_mesh(tuple(SIZES.values()), tuple(SIZES))
+
+    def step(w: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.abs(jnp.fft.rfft(jnp.tanh(x @ w))) ** 2))(w)
+        return loss, w - 0.1 * gradient
+
+    random = np.random.default_rng(0)
+    w = jax.device_put(random.normal(size=(8, 6)).astype("f4"), NamedSharding(mesh, P()))
+    x = jax.device_put(random.normal(size=(16, 8)).astype("f4"), NamedSharding(mesh, P("data")))
+    for a, b in zip(jax.jit(step)(w, x), optimize(step, (w, x), mesh, objective="bytes")(w, x), strict=True):
+        np.testing.assert_allclose(np.asarray(b), np.asarray(a), atol=1e-5)
