@@ -27,7 +27,7 @@ from shardwright.tracing.graph import (
     Variable,
     uniform,
 )  # fmt: skip
-from shardwright.tracing.inlined import body_of
+from shardwright.tracing.inlined import body_of, unplaced
 from shardwright.tracing.places import untraceable
 
 _OWN = str(Path(__file__).parent)
@@ -314,8 +314,7 @@ def _computed(equation: Any, operands: Sequence[Operand]) -> Constant | None:
     if equation.primitive.name in ("reshard", "sharding_constraint"):  # where a number lies does not matter
         (number,) = operands
         return number if isinstance(number, Constant) else None
-    params = equation.params | {name: None for name in ("sharding", "out_sharding") if name in equation.params}
-    made = np.asarray(equation.primitive.bind(*numbers, **params))
+    made = np.asarray(equation.primitive.bind(*numbers, **unplaced(equation.params)))
     value = uniform(made)
     return None if value is None else Constant(value, (), str(made.dtype))
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwright.tracing.inlined import body_of
+from shardwright.tracing.inlined import body_of, unplaced
 from shardwright.tracing.places import untraceable
 
 
@@ -93,9 +93,10 @@ class _Run:
             return _alone(jaxpr, equation, given)
         if call := body_of(equation, given):
             return self.run(*call)
-        if all(map(_is_number, given)):  # of numbers alone, as a transform is scaled by
-            with jax.ensure_compile_time_eval():
-                made = _alone(jaxpr, equation, [_joined(each) for each in given])
+        if all(map(_is_known, given)) and all(not variable.aval.shape for variable in equation.outvars):
+            with jax.ensure_compile_time_eval():  # a number of numbers, as a transform is scaled by
+                placed = equation.replace(params=unplaced(params))
+                made = _alone(jaxpr, placed, [_joined(each) for each in given])
             return [_pair_of(np.asarray(each)) for each in made]
         if name == "cond":
             branches = [self.body(branch) for branch in params["branches"]]
@@ -150,7 +151,7 @@ def _alone(jaxpr: Any, equation: Any, given: Sequence[Any], *, real: bool = Fals
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*by_name.values())
 
 
-def _is_number(value: Any) -> bool:
+def _is_known(value: Any) -> bool:
     from jax.core import Tracer
 
     return not any(isinstance(part, Tracer) for part in (value if isinstance(value, Pair) else (value,)))

@@ -3,7 +3,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _BODY = {
@@ -25,3 +25,8 @@ def body_of(equation: Any, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]]
         first = lengths.matvec + lengths.vecmat
         return params["jaxprs"].solve, (*operands[first : first + lengths.solve], *operands[sum(lengths) :])
     return (params[_BODY[name]], operands) if name in _BODY else None
+
+
+def unplaced(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a primitive without where its result lies, which says nothing of a number."""
+    return {name: None if name in ("sharding", "out_sharding") else value for name, value in params.items()}
