@@ -40,7 +40,7 @@ from shardwright.cost.kernels.demand import copy_s, vector_s
 from shardwright.cost.kernels.fusion import Draws, KernelTraffic, reads_within
 from shardwright.cost.kernels.work import Side, copied_bytes, products_of
 from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
-from shardwright.cost.movements.movement import collective_kind
+from shardwright.cost.movements.movement import Collective, collective_kind
 from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Slice, Start, Wait
 from shardwright.ir.program import Let
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
@@ -181,6 +181,10 @@ class TimeSolver(Solver):
                 made.append(TableFactor((node.home,), np.arange(len(domain))[:, None], parting[domain]))
         return made
 
+    def edge_price(self, collective: Collective) -> float:
+        latency, transfer = collective.latency_and_transfer(self.topology)
+        return (latency * self.constants.latency_factor + transfer / self.constants.link_efficiency) * NANOSECONDS
+
     def parting(self, node: ValueNode) -> Floats | None:
         named = node.body, node.name
         if named in self.structure.slices:
@@ -252,7 +256,7 @@ class TimeSolver(Solver):
     def domains(self, tables: dict[int, Rows | None]) -> list[NDArray[np.int64]]:
         """Keeps of layouts that differ by axes that nothing tells apart, for one variable, the first only."""
         domains = super().domains(tables)
-        orders = self.interchangeable() if self.problem.within.whole else []
+        orders = self.interchangeable() if self.problem.within.whole and not self.problem.options.orders else []
         if not orders:
             return domains
         best: tuple[float, int, NDArray[np.int64]] | None = None
