@@ -4,8 +4,8 @@ How much that is depends on the order of each dimension's digits, which is chose
 digits of an order are given (`PlacementOptions.orders`), a layout costs what it does under the best order that begins
 so; nothing where a dimension has none given. So a problem with fewer digits given is a bound of those with more.
 
-What renames, splits and merges want of the orders is left to the pass that chooses them, as are the orders of functions
-that give a dimension another size: these cost nothing here.
+What renames want of the orders is left to the pass that chooses them. Dimensions that are split or merged, whose orders
+have digits of their parts, and those to which a function gives another size, cost nothing here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from shardwright.cost.choosing.factors import TableFactor
 from shardwright.cost.choosing.layout_problem import LayoutProblem, LoopSlice, StrategyTable, UseKey, ValueNode
 from shardwright.cost.movements.movement import Collective, collective_of
+from shardwright.cost.resharding.planner import plan
 from shardwright.ir.digit_orders import strided_dims
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops import AllGather, AllToAll, Convert, Permute, ReduceScatter, Slice, Take
+from shardwright.ir.ops import AllGather, AllToAll, Convert, Merge, Permute, ReduceScatter, Slice, Split, Take
 from shardwright.ir.program import DimInfo, Func, Let
 from shardwright.ir.types import ON_DEVICE, TensorType
 
@@ -73,17 +74,32 @@ def _exchanges(
     return tuple(strided), tuple(each for each in made if each is not None) if strided else ()
 
 
+@lru_cache(maxsize=1 << 16)
+def _whole_between(before: TensorType, after: TensorType, dims: frozenset[str], mesh: Mesh, last: bool) -> bool:
+    """Tells whether dimensions are whole after the first step from one type to another, or before the last one."""
+    types = [before, *(step.type for step in plan(before, after, mesh).steps)]
+    between = types[max(0, len(types) - 2) if last else min(1, len(types) - 1)]
+    return not any(map(between.split, dims))
+
+
 class _FuncEdges:
     """The edges of one function."""
 
     def __init__(self, problem: LayoutProblem, domains: Sequence[NDArray[np.int64]], price: Price, func: Func) -> None:
         self.problem, self.domains, self.price, self.func = problem, domains, price, func
         self.mesh = problem.program.mesh
-        own = dict(func.overrides)
+        left = set(dict(func.overrides))
+        for each in problem.program.funcs:
+            for statement in (s for s, _ in each.walk() if isinstance(s, Let)):
+                match statement.operation:
+                    case Split(source=name) | Merge(target=name):
+                        left.add(name)
+                    case _:
+                        pass
         self.begun: Mapping[str, tuple[Order, ...]] = {
             dim.name: orders_from(dim, problem.options.orders[dim.name], self.mesh)
             for dim in problem.program.dims
-            if dim.name in problem.options.orders and dim.name not in own
+            if dim.name in problem.options.orders and dim.name not in left
         }
         entries = problem.entries
         self.statements: dict[object, Let] = {
@@ -130,11 +146,26 @@ class _FuncEdges:
                 axes[at] = np.isin(digits[at], [coding.number_of_dim(name) for name in strided]) & wide
         return costs, axes
 
-    def still(self, axes: Tables, one: int, other: int) -> Tables:
-        """Tells whether an axis of a strided dimension splits it in both of two layouts: [choices, choices]. `axes` are
-        those of the first."""
+    def kept(self, node: ValueNode, axes: Tables, one: int, other: int, *, alone: bool, last: bool = False) -> Tables:
+        """Tells whether a movement between two layouts takes or leaves strided dimensions of the first in digits:
+        [choices, choices]. `axes` are those that split them.
+
+        An axis that stays is not moved; other dimensions are whole after the first step, or before the `last`. Which
+        steps there are is known where the movement stands `alone`, else it may share some with others.
+        """
         a, b = self.digits(one), self.digits(other)
-        return ((a[:, None, :] == b[None, :, :]) & axes[:, None, :]).any(axis=2)
+        kept = ((a[:, None, :] == b[None, :, :]) & axes[:, None, :]).any(axis=2)
+        chips = self.mesh.n_chips
+        if alone and all(dim.size % chips == 0 for dim in node.shape.dims):
+            coding, placement = self.problem.coding, node.type.placement or ON_DEVICE
+            codes = [node.group.root().codes[self.domains[variable]].tolist() for variable in (one, other)]
+            ones, others = ([coding.decode(code, node.shape, placement) for code in each] for each in codes)
+            for i, j in np.argwhere(axes.any(axis=1)[:, None] & ~kept).tolist():
+                pair = (others[j], ones[i]) if last else (ones[i], others[j])
+                names = {coding.state(int(a[i, axis])) for axis in np.flatnonzero(axes[i])}
+                if pair[1].partial is None:
+                    kept[i, j] = not _whole_between(*pair, frozenset(map(str, names)), self.mesh, last)
+        return kept
 
     def same(self, one: int, other: int) -> Tables:
         """Tells whether two choices are one layout."""
@@ -158,7 +189,7 @@ class _FuncEdges:
                 continue  # what reads that decides
             if rigid and isinstance(operation, AllGather | AllToAll | ReduceScatter | Slice):
                 continue
-            reads = self.still(axes, node.home, variable)
+            reads = self.kept(node, axes, node.home, variable, alone=len(uses) == 1 and not rigid)
             if returned:
                 reads &= ~self.same(node.home, variable)
             reading.append((variable, reads))
@@ -194,12 +225,14 @@ class _FuncEdges:
     # ------------------------------------------------------------ results
 
     def given(self, node: ValueNode, variable: int) -> Iterator[TableFactor]:
-        """The tables of a result. Where a movement makes it that cuts its strided dimensions from whole ones, or where it
-        is a parameter that is only returned, it costs nothing."""
+        """The tables of a result. Where a movement makes it that cuts its strided dimensions from whole, or it is a
+        parameter that is only returned, it costs nothing."""
         costs, axes = self.costs(node, variable, "to")
         if not costs.any():
             return
-        home, same = self.still(axes, variable, node.home), self.same(variable, node.home)
+        alone = len(node.uses) == 1
+        home = self.kept(node, axes, variable, node.home, alone=alone, last=True)
+        same = self.same(variable, node.home)
         if node.made < 0 and self.problem.defined.get(((self.func.name, ()), node.name)) is node:
             if all(self.returns(key) for key, _, _ in self.uses(node)):
                 home &= ~same
@@ -209,7 +242,7 @@ class _FuncEdges:
             if statement is not None and isinstance(statement.operation, AllGather | AllToAll | ReduceScatter | Slice):
                 home &= ~same
         elif node.made >= 0 and all(self.returns(key) for key, _, _ in node.uses):
-            moved = self.still(axes, variable, node.made)
+            moved = self.kept(node, axes, variable, node.made, alone=True, last=True)
             sizes = (len(costs), len(same[0]), len(moved[0]))
             if math.prod(sizes) <= _MOST_ROWS:
                 charged = np.where(same[:, :, None], moved[:, None, :], home[:, :, None])

@@ -119,7 +119,9 @@ class Place(Pass):
         def priced(chosen: Chosen) -> PricedChoice[Chosen]:
             made = explicit_of(chosen.placed)
             received = sum(options.calls.get(f.name, 1.0) * bytes_received(made, f).bytes for f in made.funcs)
-            return PricedChoice(chosen, chosen.placed, made, round(received), chosen.proof.bound_bytes)
+            bound = chosen.placement.bound_bytes  # with edges; the proof is of what is received without
+            least = chosen.proof.bound_bytes if bound is None else math.ceil(bound - 1e-6)
+            return PricedChoice(chosen, chosen.placed, made, round(received), least)
 
         first = under({})
         if self.edges == "digits" or not moves_at_edges(first.placed):
