@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.choosing.factors import TableFactor
-from shardwright.cost.choosing.layout_problem import LayoutProblem, LoopSlice, StrategyTable, UseKey, ValueNode
+from shardwright.cost.choosing.layout_problem import Group, LayoutProblem, LoopSlice, StrategyTable, UseKey, ValueNode
 from shardwright.cost.movements.movement import Collective, collective_of
 from shardwright.cost.resharding.planner import plan
 from shardwright.ir.digit_orders import strided_dims
@@ -35,17 +37,31 @@ _MOST_ROWS = 1 << 16
 Price = Callable[[Collective], float]
 """What one execution costs."""
 
+Costs = NDArray[np.float64]
+
 Tables = NDArray[np.bool_]
 
 
-def edge_tables(
-    problem: LayoutProblem, domains: Sequence[NDArray[np.int64]], price: Price
-) -> Iterator[tuple[float, TableFactor]]:
+Detours = dict[tuple[int, int], dict[tuple[int, int], int]]
+"""For the variables of a result's home and its return, and the numbers of their layouts, that of the layout between
+which costs less than blocks would."""
+
+
+@dataclass
+class EdgeTables:
     """The tables of what parameters and results cost at the edges, by the layouts that they have inside, with how often
-    that is paid; none where no order is given."""
-    if problem.options.orders:
-        for func in problem.program.funcs:
-            yield from _FuncEdges(problem, domains, price, func).tables()
+    that is paid; none where no order is given. `moving` has the costs of movements between the layouts of a group."""
+
+    problem: LayoutProblem
+    domains: Sequence[NDArray[np.int64]]
+    price: Price
+    moving: Callable[[Group], Costs]
+    detours: Detours = field(default_factory=Detours)
+
+    def tables(self) -> Iterator[tuple[float, TableFactor]]:
+        if self.problem.options.orders:
+            for func in self.problem.program.funcs:
+                yield from _FuncEdges(self, func).tables()
 
 
 def orders_from(dim: DimInfo, first: Order, mesh: Mesh) -> tuple[Order, ...]:
@@ -85,8 +101,10 @@ def _whole_between(before: TensorType, after: TensorType, dims: frozenset[str], 
 class _FuncEdges:
     """The edges of one function."""
 
-    def __init__(self, problem: LayoutProblem, domains: Sequence[NDArray[np.int64]], price: Price, func: Func) -> None:
-        self.problem, self.domains, self.price, self.func = problem, domains, price, func
+    def __init__(self, of: EdgeTables, func: Func) -> None:
+        self.of, self.func = of, func
+        self.problem = problem = of.problem
+        self.domains, self.price = of.domains, of.price
         self.mesh = problem.program.mesh
         left = set(dict(func.overrides))
         for each in problem.program.funcs:
@@ -125,12 +143,12 @@ class _FuncEdges:
     # ------------------------------------------------------------ costs of layouts
 
     def digits(self, variable: int) -> NDArray[np.int64]:
-        """What each axis does in each choice of a variable: [choices, axes]."""
+        """The states of each axis in each choice of a variable: [choices, axes]."""
         codes = self.problem.variables[variable].group.root().codes[self.domains[variable]]
         return self.problem.coding.digits(codes)
 
     def costs(self, node: ValueNode, variable: int, side: str) -> tuple[NDArray[np.float64], Tables]:
-        """What each choice costs at the edge, and the axes that split its strided dimensions: [choices, axes]."""
+        """The cost of each choice at the edge, and the axes that split its strided dimensions: [choices, axes]."""
         digits, coding = self.digits(variable), self.problem.coding
         costs, axes = np.zeros(len(digits)), np.zeros(digits.shape, np.bool_)
         placement = node.type.placement or ON_DEVICE
@@ -146,26 +164,22 @@ class _FuncEdges:
                 axes[at] = np.isin(digits[at], [coding.number_of_dim(name) for name in strided]) & wide
         return costs, axes
 
-    def kept(self, node: ValueNode, axes: Tables, one: int, other: int, *, alone: bool, last: bool = False) -> Tables:
-        """Tells whether a movement between two layouts takes or leaves strided dimensions of the first in digits:
-        [choices, choices]. `axes` are those that split them.
-
-        An axis that stays is not moved; other dimensions are whole after the first step, or before the `last`. Which
-        steps there are is known where the movement stands `alone`, else it may share some with others.
-        """
+    def still(self, axes: Tables, one: int, other: int) -> Tables:
+        """Tells whether an axis of a strided dimension splits it in both of two layouts: [choices, choices]. `axes` are
+        those of the first."""
         a, b = self.digits(one), self.digits(other)
-        kept = ((a[:, None, :] == b[None, :, :]) & axes[:, None, :]).any(axis=2)
-        chips = self.mesh.n_chips
-        if alone and all(dim.size % chips == 0 for dim in node.shape.dims):
-            coding, placement = self.problem.coding, node.type.placement or ON_DEVICE
-            codes = [node.group.root().codes[self.domains[variable]].tolist() for variable in (one, other)]
-            ones, others = ([coding.decode(code, node.shape, placement) for code in each] for each in codes)
-            for i, j in np.argwhere(axes.any(axis=1)[:, None] & ~kept).tolist():
-                pair = (others[j], ones[i]) if last else (ones[i], others[j])
-                names = {coding.state(int(a[i, axis])) for axis in np.flatnonzero(axes[i])}
-                if pair[1].partial is None:
-                    kept[i, j] = not _whole_between(*pair, frozenset(map(str, names)), self.mesh, last)
-        return kept
+        return ((a[:, None, :] == b[None, :, :]) & axes[:, None, :]).any(axis=2)
+
+    def free(self, node: ValueNode, before: int, after: int, axes: NDArray[np.bool_], *, last: bool) -> bool:
+        """Tells whether dimensions that these axes split in the first of two layouts, by their numbers in the group,
+        are whole after the first step; or of those that they split in the second, before the `last` one."""
+        coding, placement, codes = self.problem.coding, node.type.placement or ON_DEVICE, node.group.root().codes
+        source, target = (coding.decode(int(codes[at]), node.shape, placement) for at in (before, after))
+        if target.partial is not None or any(dim.size % self.mesh.n_chips for dim in node.shape.dims):
+            return True
+        edge = target if last else source
+        names = {str(edge.state(axis)) for axis, split in zip(self.mesh, axes, strict=True) if split}
+        return _whole_between(source, target, frozenset(names), self.mesh, last)
 
     def same(self, one: int, other: int) -> Tables:
         """Tells whether two choices are one layout."""
@@ -189,11 +203,14 @@ class _FuncEdges:
                 continue  # what reads that decides
             if rigid and isinstance(operation, AllGather | AllToAll | ReduceScatter | Slice):
                 continue
-            reads = self.kept(node, axes, node.home, variable, alone=len(uses) == 1 and not rigid)
-            if returned:
-                reads &= ~self.same(node.home, variable)
-            reading.append((variable, reads))
-        yield from self.any_of(node.home, costs, reading)
+            reading.append((variable, self.still(axes, node.home, variable)))
+        same = [self.same(node.home, variable) & (not returned) for variable, _ in reading]
+        if len(reading) == len(uses) == 1 and not uses[0][2]:
+            ((variable, kept),) = reading
+            homes, others = self.domains[node.home], self.domains[variable]
+            for i, j in np.argwhere(axes.any(axis=1)[:, None] & ~kept).tolist():
+                kept[i, j] = not self.free(node, homes[i], others[j], axes[i], last=False)
+        yield from self.read(node.home, costs, reading, same)
 
     def uses(self, node: ValueNode) -> Iterator[tuple[UseKey, int, bool]]:
         """The uses of a value, and of the slices that loops take of it."""
@@ -201,22 +218,23 @@ class _FuncEdges:
         for view in self.views.get(node.home, ()) if node.home >= 0 else ():
             yield from self.uses(view)
 
-    def any_of(
-        self, home: int, costs: NDArray[np.float64], reading: Sequence[tuple[int, Tables]]
+    def read(
+        self, home: int, costs: Costs, reading: Sequence[tuple[int, Tables]], same: Sequence[Tables]
     ) -> Iterator[TableFactor]:
-        """The costs of each choice at home where any of these uses reads it in digits."""
-        sizes = [len(costs), *(reads.shape[1] for _, reads in reading)]
+        """The costs of each choice at home where a use reads the very `same`, or all have some axis of it: what one of
+        them gathers another could be cut from."""
+        variables = (home, *(variable for variable, _ in reading))
+        sizes = [len(costs), *(kept.shape[1] for _, kept in reading)]
         if math.prod(sizes) > _MOST_ROWS:
-            for variable, reads in reading:
-                yield _table((home, variable), np.where(reads, np.floor(costs / len(reading))[:, None], 0.0))
+            for (variable, _), each in zip(reading, same, strict=True):
+                yield _table((home, variable), np.where(each, np.floor(costs / len(reading))[:, None], 0.0))
             return
-        reads_any = np.zeros(sizes, np.bool_)
-        for slot, (_, reads) in enumerate(reading, 1):
-            shape = [1] * len(sizes)
-            shape[0], shape[slot] = reads.shape
-            reads_any |= reads.reshape(shape)
-        shape = (len(costs), *[1] * len(reading))
-        yield _table((home, *(variable for variable, _ in reading)), np.where(reads_any, costs.reshape(shape), 0.0))
+        any_same, all_kept = np.zeros(sizes, np.bool_), np.ones(sizes, np.bool_)
+        for slot, ((_, kept), each) in enumerate(zip(reading, same, strict=True), 1):
+            any_same |= _spread(each, slot, len(sizes))
+            all_kept &= _spread(kept & (each | ~self.same(home, variables[slot])), slot, len(sizes))
+        charged = (any_same | all_kept) if reading else any_same
+        yield _table(variables, np.where(charged, costs.reshape(-1, *[1] * len(reading)), 0.0))
 
     def returns(self, key: UseKey) -> bool:
         """Tells whether a use is the function's return."""
@@ -230,26 +248,75 @@ class _FuncEdges:
         costs, axes = self.costs(node, variable, "to")
         if not costs.any():
             return
-        alone = len(node.uses) == 1
-        home = self.kept(node, axes, variable, node.home, alone=alone, last=True)
-        same = self.same(variable, node.home)
-        if node.made < 0 and self.problem.defined.get(((self.func.name, ()), node.name)) is node:
-            if all(self.returns(key) for key, _, _ in self.uses(node)):
-                home &= ~same
-        elif node.made == node.home:
-            location = next((at for (at, name), each in self.problem.defined.items() if each is node), None)
-            statement = self.statements.get(location)
-            if statement is not None and isinstance(statement.operation, AllGather | AllToAll | ReduceScatter | Slice):
-                home &= ~same
-        elif node.made >= 0 and all(self.returns(key) for key, _, _ in node.uses):
-            moved = self.kept(node, axes, variable, node.made, alone=True, last=True)
-            sizes = (len(costs), len(same[0]), len(moved[0]))
-            if math.prod(sizes) <= _MOST_ROWS:
-                charged = np.where(same[:, :, None], moved[:, None, :], home[:, :, None])
-                yield _table((variable, node.home, node.made), np.where(charged, costs[:, None, None], 0.0))
-                return
-            home &= ~same
-        yield _table((variable, node.home), np.where(home, costs[:, None], 0.0))
+        uses = [use for use in node.uses if use[1] != variable]
+        homes = self.digits(node.home)
+        table = self.beside(node, variable, costs, axes, [use for _, use, _ in uses])
+        if table is None:
+            return
+        same = self.same(variable, node.home).reshape(len(costs), len(homes), *[1] * len(uses))
+        if all(self.returns(key) for key, _, _ in uses):
+            statement = self.statements.get(self.location(node))
+            written = statement and isinstance(statement.operation, AllGather | AllToAll | ReduceScatter | Slice)
+            if written or self.problem.defined.get(((self.func.name, ()), node.name)) is node:
+                table = np.where(same, 0.0, table)
+            elif node.made not in (-1, node.home) and not uses:
+                made = self.domains[node.made]
+                moved = self.still(axes, variable, node.made)
+                for i, j in np.argwhere(axes.any(axis=1)[:, None] & ~moved).tolist():
+                    moved[i, j] = not self.free(node, made[j], self.domains[variable][i], axes[i], last=True)
+                free = same[:, :, None] & ~moved[:, None, :]
+                if free.size <= _MOST_ROWS:
+                    yield _table((variable, node.home, node.made), np.where(free, 0.0, table[:, :, None]))
+                    return
+                table = np.where(same, 0.0, table)
+            elif node.made not in (-1, node.home):
+                table = np.where(same, 0.0, table)
+        yield _table((variable, node.home, *(use for _, use, _ in uses)), table)
+
+    def location(self, node: ValueNode) -> object:
+        """The statement that makes a value."""
+        return next((at for (at, _), each in self.problem.defined.items() if each is node), None)
+
+    def beside(self, node: ValueNode, variable: int, costs: Costs, axes: Tables, uses: Sequence[int]) -> Costs | None:
+        """The least that a result costs by its own layout, that at home and those of other uses; None where there are
+        too many of these.
+
+        On the way to its own layout a result can go through another with whole dimensions, also where nothing else
+        would: that costs the movements there and on, less what other uses can share of these.
+        """
+        at, homes, others = self.domains[variable], self.domains[node.home], [self.domains[use] for use in uses]
+        sizes = (len(at), len(homes), *map(len, others))
+        if math.prod(sizes) > _MOST_ROWS:
+            return None
+        table = np.broadcast_to(costs.reshape(-1, *[1] * (len(sizes) - 1)), sizes).copy()
+        moving = self.of.moving(node.group.root())
+        shared = np.zeros(sizes[1:])
+        for slot, other in enumerate(others, 1):
+            shared += _spread(moving[np.ix_(homes, other)], slot, len(sizes) - 1)
+        digits = self.problem.coding.digits(node.group.root().codes)
+        detours = self.of.detours.setdefault((node.home, variable), {}) if not uses else {}
+        for i in np.flatnonzero(costs):
+            own, direct = digits[at[i]], moving[homes, at[i]]
+            whole = ~(np.isin(digits, own[axes[i]]) & (np.array(list(self.mesh.values())) > 1)).any(axis=1)
+            for through in np.flatnonzero(whole & (moving[:, at[i]] - direct.min() < costs[i])):
+                on, there = moving[through, at[i]], moving[homes, through]
+                with np.errstate(invalid="ignore"):
+                    more = there + on - direct
+                    wide = (-1, *[1] * len(uses))
+                    least = np.maximum(np.maximum(0.0, on - direct).reshape(wide), more.reshape(wide) - shared)
+                better = np.isfinite(least) & (least < table[i])
+                if better.any() and self.free(node, int(through), int(at[i]), axes[i], last=True):
+                    table[i] = np.where(better, least, table[i])
+                    for h in np.flatnonzero(better) if not uses else ():
+                        detours[int(homes[h]), int(at[i])] = int(through)
+        return table
+
+
+def _spread(pairs: NDArray[Any], slot: int, dims: int) -> NDArray[Any]:
+    """An array over the first of so many variables and another one, to be broadcast over all."""
+    shape = [1] * dims
+    shape[0], shape[slot] = pairs.shape
+    return pairs.reshape(shape)
 
 
 def _table(variables: Iterable[int], costs: NDArray[np.float64]) -> TableFactor:

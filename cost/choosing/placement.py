@@ -12,13 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.choosing.axis_descent import Descent, States
-from shardwright.cost.choosing.edge_costs import edge_tables
+from shardwright.cost.choosing.edge_costs import Detours, EdgeTables
 from shardwright.cost.choosing.factor_graph import PASSES, FactorGraph, GraphSolution
 from shardwright.cost.choosing.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, tree_entries
 from shardwright.cost.choosing.layout_codes import Codes, addends_made, local_elements, unique_codes
@@ -111,6 +111,12 @@ def _tree_variables(entry: MadeTree | UsesTree) -> tuple[int, ...]:
     return (node.home, *(variable for _, variable, _ in node.uses)) if node.uses else ()
 
 
+def _between(edge: tuple[int, int], detours: Mapping[tuple[int, int], int]) -> tuple[int, ...]:
+    """The layout that a movement goes through, if any."""
+    through = detours.get(edge)
+    return () if through is None or through in edge else (through,)
+
+
 class Solver:
     """Turns a problem into a factor graph, has it minimised, and reads the choice off.
 
@@ -133,6 +139,7 @@ class Solver:
         """What these cost a value of the group that counts so often, ties included."""
         self.at_edges: list[tuple[float, TableFactor]] = []
         """What strided layouts at the edges of functions cost once, and how often."""
+        self.detours: Detours = {}
         self.unit = 1.0
         """The quantum of costs."""
 
@@ -237,8 +244,11 @@ class Solver:
         self.choices = domains = self.domains(tables)
         self.charge(domains)
         self.graph.sizes = [len(domain) for domain in domains]
-        self.at_edges = list(edge_tables(self.problem, domains, self.edge_price))
         self.unit = quantum = self.quantum(self.moves)
+        if self.problem.options.orders:
+            edges = EdgeTables(self.problem, domains, self.edge_price, self.moving)
+            self.at_edges, self.detours = list(edges.tables()), edges.detours
+            self.unit = quantum = self.quantum(self.moves)
         for i, entry in enumerate(self.problem.entries):
             table = tables[i]
             if table is not None:
@@ -275,8 +285,12 @@ class Solver:
         return ()
 
     def edge_price(self, collective: Collective) -> float:
-        """What a collective at an edge of a function costs."""
+        """The cost of a collective at an edge of a function."""
         return collective.received
+
+    def moving(self, group: Group) -> NDArray[np.float64]:
+        """The costs of movements between the layouts of a group, alone."""
+        return self.moves[group][0]
 
     def out_of_time(self) -> bool:
         """Tells whether the best found so far has to do."""
@@ -413,10 +427,8 @@ class Solver:
                 if key not in known:
                     known[key] = moving_costs(self.coding, group.codes, group.shape)
                 moves[group] = known[key]
-        for received in (
-            *(received for received, _, _ in known.values()),
-            *(table.costs for _, table in self.at_edges),
-        ):
+        received_by = {id(table): table[0] for table in moves.values()}
+        for received in (*received_by.values(), *(table.costs for _, table in self.at_edges)):
             whole = np.unique(received[np.isfinite(received)]).astype(np.int64)
             least = int(np.gcd.reduce(np.append(whole, least)))
         return float(max(least, 1))
@@ -465,6 +477,9 @@ class Solver:
                 pair = (solution.choice[node.made], solution.choice[node.home])
                 received += float(table[0][pair]) * node.weight
                 steps += float(table[1][pair])
+            if len(node.uses) == 1:
+                through = self.detours.get((node.home, node.uses[0][1]), {})
+                edges = [step for edge in edges for step in pairwise([edge[0], *_between(edge, through), edge[1]])]
             for a, b in edges:
                 received += float(table[0][a, b]) * node.weight
                 steps += float(table[1][a, b])

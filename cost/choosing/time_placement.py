@@ -185,6 +185,9 @@ class TimeSolver(Solver):
         latency, transfer = collective.latency_and_transfer(self.topology)
         return (latency * self.constants.latency_factor + transfer / self.constants.link_efficiency) * NANOSECONDS
 
+    def moving(self, group: Group) -> Floats:
+        return self.moves[group][2] * NANOSECONDS
+
     def parting(self, node: ValueNode) -> Floats | None:
         named = node.body, node.name
         if named in self.structure.slices:

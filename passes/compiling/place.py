@@ -32,6 +32,8 @@ from shardwright.passes.compiling.found import explicit_of
 
 OBJECTIVES = ("time", "bytes")
 
+EDGES = ("global", "digits")
+
 SECONDS = 60.0
 """For choosing layouts, at most; most take far less."""
 
@@ -87,7 +89,7 @@ class Place(Pass):
         return self.run_with_proof(program)[0]
 
     def run_with_proof(self, program: Program) -> tuple[Program, Proof | None]:
-        for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
+        for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS), ("edges", EDGES)):
             if (given := getattr(self, name)) not in known:
                 raise fault("bad-option", f"place: {name} is {' or '.join(known)}, not {given}", NOWHERE)
         if _is_explicit(program):
