@@ -298,7 +298,9 @@ class _FuncEdges:
         for i in np.flatnonzero(costs):
             own, direct = digits[at[i]], moving[homes, at[i]]
             whole = ~(np.isin(digits, own[axes[i]]) & (np.array(list(self.mesh.values())) > 1)).any(axis=1)
-            for through in np.flatnonzero(whole & (moving[:, at[i]] - direct.min() < costs[i])):
+            for through in np.flatnonzero(
+                whole & (moving[:, at[i]] - direct[np.isfinite(direct)].max(initial=0.0) < costs[i])
+            ):
                 on, there = moving[through, at[i]], moving[homes, through]
                 with np.errstate(invalid="ignore"):
                     more = there + on - direct
