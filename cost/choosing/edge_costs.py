@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,12 @@ def orders_from(dim: DimInfo, first: Order, mesh: Mesh) -> tuple[Order, ...]:
         return (tuple(digit for digit in dim.order if isinstance(digit, int) or digit in mesh),)
     known = tuple(digit for digit in first if digit in mesh)
     return tuple((*known, *rest) for rest in permutations(a for a, n in mesh.items() if n > 1 and a not in known))
+
+
+def with_detours(edges: Iterable[tuple[int, int]], detours: Mapping[tuple[int, int], int]) -> list[tuple[int, int]]:
+    """Movements, with the layouts between that some of them go through."""
+    stops = ((a, detours.get((a, b), a), b) for a, b in edges)
+    return [(a, b) for stop in stops for a, b in pairwise(stop) if a != b]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -225,6 +231,8 @@ class _FuncEdges:
         them gathers another could be cut from."""
         variables = (home, *(variable for variable, _ in reading))
         sizes = [len(costs), *(kept.shape[1] for _, kept in reading)]
+        if self.problem.options.edges_apart:
+            same = [kept & (each | ~self.same(home, v)) for (v, kept), each in zip(reading, same, strict=True)]
         if math.prod(sizes) > _MOST_ROWS:
             for (variable, _), each in zip(reading, same, strict=True):
                 yield _table((home, variable), np.where(each, np.floor(costs / len(reading))[:, None], 0.0))
@@ -248,7 +256,8 @@ class _FuncEdges:
         costs, axes = self.costs(node, variable, "to")
         if not costs.any():
             return
-        uses = [use for use in node.uses if use[1] != variable]
+        apart = self.problem.options.edges_apart
+        uses = [use for use in node.uses if use[1] != variable and not apart]
         homes = self.digits(node.home)
         table = self.beside(node, variable, costs, axes, [use for _, use, _ in uses])
         if table is None:

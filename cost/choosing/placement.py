@@ -12,13 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, permutations
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.choosing.axis_descent import Descent, States
-from shardwright.cost.choosing.edge_costs import Detours, EdgeTables
+from shardwright.cost.choosing.edge_costs import Detours, EdgeTables, with_detours
 from shardwright.cost.choosing.factor_graph import PASSES, FactorGraph, GraphSolution
 from shardwright.cost.choosing.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, tree_entries
 from shardwright.cost.choosing.layout_codes import Codes, addends_made, local_elements, unique_codes
@@ -109,12 +109,6 @@ def _tree_variables(entry: MadeTree | UsesTree) -> tuple[int, ...]:
     if isinstance(entry, MadeTree):
         return node.made, node.home
     return (node.home, *(variable for _, variable, _ in node.uses)) if node.uses else ()
-
-
-def _between(edge: tuple[int, int], detours: Mapping[tuple[int, int], int]) -> tuple[int, ...]:
-    """The layout that a movement goes through, if any."""
-    through = detours.get(edge)
-    return () if through is None or through in edge else (through,)
 
 
 class Solver:
@@ -478,8 +472,7 @@ class Solver:
                 received += float(table[0][pair]) * node.weight
                 steps += float(table[1][pair])
             if len(node.uses) == 1:
-                through = self.detours.get((node.home, node.uses[0][1]), {})
-                edges = [step for edge in edges for step in pairwise([edge[0], *_between(edge, through), edge[1]])]
+                edges = with_detours(edges, self.detours.get((node.home, node.uses[0][1]), {}))
             for a, b in edges:
                 received += float(table[0][a, b]) * node.weight
                 steps += float(table[1][a, b])

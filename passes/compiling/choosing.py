@@ -89,8 +89,8 @@ def choose(
     end = time.monotonic() + seconds
     options = options or PlacementOptions()
 
-    def under(orders: Orders) -> SearchResult:
-        wanted = replace(options, orders=orders)
+    def under(orders: Orders, apart: bool = False) -> SearchResult:
+        wanted = replace(options, orders=orders, edges_apart=apart)
         return _Chooser(
             program, objective, end - time.monotonic(), wanted, None if orders else known, proof=proof
         ).run()
@@ -102,7 +102,10 @@ def choose(
     if edges == "digits" or not moves_at_edges(first.placed):
         return first
     best = with_edges(
-        priced(first), lambda orders: priced(under(orders)), ENOUGH, lambda: not proof or time.monotonic() > end
+        priced(first),
+        lambda orders, apart: priced(under(orders, apart)),
+        ENOUGH,
+        lambda: not proof or time.monotonic() > end,
     )
     return replace(
         best.choice,

@@ -111,8 +111,8 @@ class Place(Pass):
         end = time.monotonic() + seconds
         choose = LimitedPlacement(program)
 
-        def under(orders: Orders) -> Chosen:
-            wanted = replace(options, orders=orders)
+        def under(orders: Orders, apart: bool = False) -> Chosen:
+            wanted = replace(options, orders=orders, edges_apart=apart)
             if self.solver == "ortools":
                 return _chosen_alone(program, wanted, end)
             placed, placement = place(program, wanted, choose=choose)
@@ -128,7 +128,7 @@ class Place(Pass):
         first = under({})
         if self.edges == "digits" or not moves_at_edges(first.placed):
             return first
-        best = with_edges(priced(first), lambda orders: priced(under(orders)))
+        best = with_edges(priced(first), lambda orders, apart: priced(under(orders, apart)))
         return replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound)))
 
     def wanted(self, program: Program) -> Objective:
