@@ -128,7 +128,9 @@ class Place(Pass):
         first = under({})
         if self.edges == "digits" or not moves_at_edges(first.placed):
             return first
-        best = with_edges(priced(first), lambda orders, apart: priced(under(orders, apart)))
+        best = with_edges(
+            priced(first), lambda orders, apart: priced(under(orders, apart)), late=lambda: time.monotonic() > end
+        )
         return replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound)))
 
     def wanted(self, program: Program) -> Objective:
