@@ -214,7 +214,7 @@ class _FuncEdges:
         if len(reading) == len(uses) == 1 and not uses[0][2]:
             ((variable, kept),) = reading
             homes, others = self.domains[node.home], self.domains[variable]
-            for i, j in np.argwhere(axes.any(axis=1)[:, None] & ~kept).tolist():
+            for i, j in np.argwhere(axes.any(axis=1, keepdims=True) & ~kept).tolist():
                 kept[i, j] = not self.free(node, homes[i], others[j], axes[i], last=False)
         yield from self.read(node.home, costs, reading, same)
 
@@ -271,7 +271,7 @@ class _FuncEdges:
             elif node.made not in (-1, node.home) and not uses:
                 made = self.domains[node.made]
                 moved = self.still(axes, variable, node.made)
-                for i, j in np.argwhere(axes.any(axis=1)[:, None] & ~moved).tolist():
+                for i, j in np.argwhere(axes.any(axis=1, keepdims=True) & ~moved).tolist():
                     moved[i, j] = not self.free(node, made[j], self.domains[variable][i], axes[i], last=True)
                 free = same[:, :, None] & ~moved[:, None, :]
                 if free.size <= _MOST_ROWS:
