@@ -28,11 +28,6 @@ class Proof(Protocol):
         """The extra cost of these layouts over others of the same objective."""
         ...
 
-    def with_edges(self, seconds: float, nbytes: int) -> Proof:
-        """The proof of the same layouts where all takes this long, or receives this much, with what moves at the
-        program's edges."""
-        ...
-
 
 @dataclass(frozen=True)
 class Pass(ABC):

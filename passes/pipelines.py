@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, Source, fault, nearest
-from shardwright.ir.digit_orders import orders_in, strided_dims
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
 from shardwright.ir.verification.completion import complete
@@ -40,7 +39,7 @@ Edges = Literal["global", "digits"]
 def explicit_passes(place: Place, edges: Edges = "global") -> tuple[Pass, ...]:
     """From a surface program to one in which every movement is a statement, layouts as `place` chooses them."""
     moves = MOVEMENTS if edges == "global" else tuple(p for p in MOVEMENTS if not isinstance(p, EdgeBlocks))
-    return (Decompose(), Cleanup(), place, *moves)
+    return (Decompose(), Cleanup(), replace(place, edges=edges), *moves)
 
 
 def chosen_as(passes: Sequence[Pass], place: Place) -> tuple[Pass, ...]:
@@ -110,27 +109,8 @@ def run_passes(
 
 
 def proof_of(traces: Sequence[PassRecord]) -> Proof | None:
-    """How far the layouts that passes chose are from the least at most, with what moves at the edges, which is found
-    out after the choice; None where none were chosen."""
-    at = max((at for at, trace in enumerate(traces) if trace.proof is not None), default=len(traces))
-    if at == len(traces):
-        return None
-    chosen, after = traces[at], traces[at:]
-    assert chosen.proof is not None
-    assert isinstance(chosen.applied, Place)
-    moved = next((trace for trace in after if isinstance(trace.applied, EdgeBlocks)), None)
-    if moved is None or moved.program == moved.before:
-        return chosen.proof
-    return chosen.proof.with_edges(*chosen.applied.totals(moved.program))
-
-
-def with_edges_recorded(program: Program, traces: list[PassRecord]) -> None:
-    """Adds to the records of passes that chose layouts and orders what comes after them, where something moves at the
-    edges of the program that they left."""
-    orders = {func.name: orders_in(program, func) for func in program.funcs}
-    at_edges = ((func, kind) for func in program.funcs for kind in (*(p.type for p in func.params), *func.results))
-    if any(strided_dims(kind, orders[func.name], program.mesh) for func, kind in at_edges):
-        run_passes(program, MOVEMENTS, traces.append)
+    """How far the layouts that passes chose last are from the least at most; None where none were chosen."""
+    return next((trace.proof for trace in reversed(traces) if trace.proof is not None), None)
 
 
 def run_with_weights(program: Program, passes: Sequence[Pass], source: WeightSource) -> tuple[Program, WeightSource]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.choosing.layout_codes import Codes, StateNumbering
+from shardwright.ir.digits import Order
 from shardwright.ir.program import Let, Loop, Program
 from shardwright.ir.types import Shape, ValueType
 from shardwright.ir.walk import Position
@@ -149,6 +150,11 @@ class PlacementOptions:
     """(function, result) of renames, splits and merges whose own dimensions stay whole, where digits conflict."""
     calls: Mapping[str, float] = field(default_factory=dict[str, float])
     """How often functions are called; once where they are not named."""
+    orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
+    """The first digits of dimensions, under which strided layouts at the edges cost what `edge-blocks` would move, and
+    nothing along a dimension that is not named."""
+    edges_apart: bool = False
+    """Tells whether an edge costs as if its movements served nothing else: what is found so is no bound."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ from shardwright.cost.choosing.layout_codes import (
     StateNumbering,
     local_elements,
 )
+from shardwright.cost.hardware.constants import Constants
+from shardwright.cost.hardware.topology import Topology
+from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import Shape
 
@@ -390,3 +393,29 @@ def _chips_of_sets(mesh: Mesh) -> NDArray[np.float64]:
     for i, size in enumerate(mesh.values()):
         chips[np.arange(len(chips)) >> i & 1 == 1] *= size
     return chips
+
+
+def links_of(topology: Topology, constants: Constants) -> LinkTimes:
+    """The times that collectives take over each set of a mesh's axes, and the copies that they need."""
+    axes, sizes = [name for name, _ in topology.mesh], dict(topology.mesh)
+
+    def table(kind: CollectiveKind) -> tuple[Floats, Floats]:
+        pairs = [
+            collective_seconds(
+                kind, tuple(a for i, a in enumerate(axes) if chosen >> i & 1 and sizes[a] > 1), topology, constants
+            )
+            for chosen in range(1 << len(axes))
+        ]
+        return np.array([once for once, _ in pairs]), np.array([each for _, each in pairs])
+
+    per_byte = 2 / (topology.chip.memory_bytes_per_s * constants.memory_efficiency)
+    copied = constants.kernel_overhead_s, per_byte
+    return LinkTimes(table(CollectiveKind.ALL_GATHER), table(CollectiveKind.ALL_TO_ALL), copied)
+
+
+def collective_seconds(
+    kind: CollectiveKind, axes: tuple[str, ...], topology: Topology, constants: Constants
+) -> tuple[float, float]:
+    """Seconds of a collective once, and for each byte."""
+    latency, transfer = latency_and_transfer(kind, axes, 1.0, topology)
+    return latency * constants.latency_factor, transfer / constants.link_efficiency

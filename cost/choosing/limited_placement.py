@@ -37,12 +37,10 @@ FOR_BOUNDS = 0.2
 
 @dataclass(frozen=True)
 class PlacementProof:
-    """The proof of the layouts of a program: bytes received per chip, how many there are at least, and how many of them
-    at the program's edges, which the choice does not count."""
+    """The proof of the layouts of a program: bytes received per chip, and how many there are at least."""
 
     bytes_received: int
     bound_bytes: int
-    edges_bytes: int = 0
 
     @property
     def proved(self) -> bool:
@@ -58,10 +56,6 @@ class PlacementProof:
         more = self.bytes_received - other.bytes_received
         return f"{more:,} bytes more" if more > 0 else "as many bytes, and more steps or repeated work"
 
-    def with_edges(self, seconds: float, nbytes: int) -> PlacementProof:
-        """The proof with what moves at the program's edges: all takes this long, or receives this much."""
-        return replace(self, bytes_received=nbytes, edges_bytes=max(0, nbytes - self.bytes_received))
-
     def as_json(self) -> dict[str, int | bool | str]:
         """The same for `--json`."""
         return {
@@ -73,8 +67,6 @@ class PlacementProof:
         said = f"layouts for the fewest bytes, {self.bytes_received:,} received per chip"
         if self.proved:
             return f"{said}, proved least"
-        if self.bound_bytes >= self.bytes_received - self.edges_bytes:
-            return f"{said}, proved least but for {self.edges_bytes:,} at the edges (see edge-blocks)"
         return f"{said}, not proved least: at most {self.bytes_received - self.bound_bytes:,} above it"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import permutations
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.choosing.axis_descent import Descent, States
+from shardwright.cost.choosing.edge_costs import Detours, EdgeTables, with_detours
 from shardwright.cost.choosing.factor_graph import PASSES, FactorGraph, GraphSolution
 from shardwright.cost.choosing.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, tree_entries
 from shardwright.cost.choosing.layout_codes import Codes, addends_made, local_elements, unique_codes
@@ -39,7 +40,9 @@ from shardwright.cost.choosing.layout_problem import (
 from shardwright.cost.choosing.layouts import Moves, moving_costs
 from shardwright.cost.choosing.program_layouts import repeated_work
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
+from shardwright.cost.movements.movement import Collective
 from shardwright.ir.diagnostics import DiagnosticError, fault
+from shardwright.ir.digits import Order
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
 
 __all__ = ["LayoutSolution", "Location", "PlacementOptions", "UseKey", "ValueNode"]
@@ -77,6 +80,8 @@ class LayoutSolution:
     steps: float
     bound_bytes: float | None
     """Bytes received at least, whatever the layouts; None where nothing is proved of that."""
+    orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
+    """The first digits of dimensions that cost and bound are of, edges included; `bytes_received` has no edges."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,9 @@ class Solver:
         """Movements between the layouts of each group, by its identity."""
         self.ranked: dict[tuple[Group, float], NDArray[np.float64]] = {}
         """What these cost a value of the group that counts so often, ties included."""
+        self.at_edges: list[tuple[float, TableFactor]] = []
+        """What strided layouts at the edges of functions cost once, and how often."""
+        self.detours: Detours = {}
         self.unit = 1.0
         """The quantum of costs."""
 
@@ -231,6 +239,10 @@ class Solver:
         self.charge(domains)
         self.graph.sizes = [len(domain) for domain in domains]
         self.unit = quantum = self.quantum(self.moves)
+        if self.problem.options.orders:
+            edges = EdgeTables(self.problem, domains, self.edge_price, self.moving)
+            self.at_edges, self.detours = list(edges.tables()), edges.detours
+            self.unit = quantum = self.quantum(self.moves)
         for i, entry in enumerate(self.problem.entries):
             table = tables[i]
             if table is not None:
@@ -243,7 +255,7 @@ class Solver:
                 for tree in self.trees(entry, domains, self.tree_costs(entry.node, self.moves, quantum)):
                     self.graph.factors.append(tree)
                     self.entries.append(entry)
-        further = self.further(domains)
+        further = [*self.further(domains), *(table.priced(often * table.costs) for often, table in self.at_edges)]
         self.graph.factors.extend(further)
         self.entries.extend([None] * len(further))
 
@@ -265,6 +277,14 @@ class Solver:
     def further(self, domains: Sequence[NDArray[np.int64]]) -> Sequence[TableFactor]:
         """Factors beside those of operations and values; none here."""
         return ()
+
+    def edge_price(self, collective: Collective) -> float:
+        """The cost of a collective at an edge of a function."""
+        return collective.received
+
+    def moving(self, group: Group) -> NDArray[np.float64]:
+        """The costs of movements between the layouts of a group, alone."""
+        return self.moves[group][0]
 
     def out_of_time(self) -> bool:
         """Tells whether the best found so far has to do."""
@@ -401,7 +421,8 @@ class Solver:
                 if key not in known:
                     known[key] = moving_costs(self.coding, group.codes, group.shape)
                 moves[group] = known[key]
-        for received, _, _ in known.values():
+        received_by = {id(table): table[0] for table in moves.values()}
+        for received in (*received_by.values(), *(table.costs for _, table in self.at_edges)):
             whole = np.unique(received[np.isfinite(received)]).astype(np.int64)
             least = int(np.gcd.reduce(np.append(whole, least)))
         return float(max(least, 1))
@@ -450,6 +471,8 @@ class Solver:
                 pair = (solution.choice[node.made], solution.choice[node.home])
                 received += float(table[0][pair]) * node.weight
                 steps += float(table[1][pair])
+            if len(node.uses) == 1:
+                edges = with_detours(edges, self.detours.get((node.home, node.uses[0][1]), {}))
             for a, b in edges:
                 received += float(table[0][a, b]) * node.weight
                 steps += float(table[1][a, b])
@@ -471,4 +494,5 @@ class Solver:
             solution,
             steps,
             self.bytes_bound(solution),
+            self.problem.options.orders,
         )

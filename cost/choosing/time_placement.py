@@ -31,16 +31,15 @@ from shardwright.cost.choosing.layout_problem import (
     StrategyTable,
     ValueNode,
 )
-from shardwright.cost.choosing.layouts import LinkTimes, Moves, moving_costs
+from shardwright.cost.choosing.layouts import Moves, collective_seconds, links_of, moving_costs
 from shardwright.cost.choosing.placement import Effort, LayoutSolution, Rows, Solver
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
-from shardwright.cost.hardware.topology import Topology, topology_of
+from shardwright.cost.hardware.topology import topology_of
 from shardwright.cost.kernels.demand import copy_s, vector_s
 from shardwright.cost.kernels.fusion import Draws, KernelTraffic, reads_within
 from shardwright.cost.kernels.work import Side, copied_bytes, products_of
-from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
-from shardwright.cost.movements.movement import collective_kind
+from shardwright.cost.movements.movement import Collective, collective_kind
 from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Slice, Start, Wait
 from shardwright.ir.program import Let
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
@@ -181,6 +180,13 @@ class TimeSolver(Solver):
                 made.append(TableFactor((node.home,), np.arange(len(domain))[:, None], parting[domain]))
         return made
 
+    def edge_price(self, collective: Collective) -> float:
+        latency, transfer = collective.latency_and_transfer(self.topology)
+        return (latency * self.constants.latency_factor + transfer / self.constants.link_efficiency) * NANOSECONDS
+
+    def moving(self, group: Group) -> Floats:
+        return self.moves[group][2] * NANOSECONDS
+
     def parting(self, node: ValueNode) -> Floats | None:
         named = node.body, node.name
         if named in self.structure.slices:
@@ -252,7 +258,7 @@ class TimeSolver(Solver):
     def domains(self, tables: dict[int, Rows | None]) -> list[NDArray[np.int64]]:
         """Keeps of layouts that differ by axes that nothing tells apart, for one variable, the first only."""
         domains = super().domains(tables)
-        orders = self.interchangeable() if self.problem.within.whole else []
+        orders = self.interchangeable() if self.problem.within.whole and not self.problem.options.orders else []
         if not orders:
             return domains
         best: tuple[float, int, NDArray[np.int64]] | None = None
@@ -471,30 +477,5 @@ class TimeSolver(Solver):
             within = (entry.nodes[-1].body, statement.results[0].name) in self.structure.slices
             return parted + (0.0 if view or within else self.copied_s(2 * sides[1]))
         nbytes = sides[0] * (math.prod(mesh[axis] for axis in axes) if isinstance(operation, AllGather) else 1)
-        once, per_byte = _seconds(kind, axes, self.topology, self.constants)
+        once, per_byte = collective_seconds(kind, axes, self.topology, self.constants)
         return parted + once + per_byte * nbytes
-
-
-def links_of(topology: Topology, constants: Constants) -> LinkTimes:
-    """The times that collectives take over each set of a mesh's axes, and the copies that they need."""
-    axes, sizes = [name for name, _ in topology.mesh], dict(topology.mesh)
-
-    def table(kind: CollectiveKind) -> tuple[Floats, Floats]:
-        pairs = [
-            _seconds(
-                kind, tuple(a for i, a in enumerate(axes) if chosen >> i & 1 and sizes[a] > 1), topology, constants
-            )
-            for chosen in range(1 << len(axes))
-        ]
-        return np.array([once for once, _ in pairs]), np.array([each for _, each in pairs])
-
-    per_byte = 2 / (topology.chip.memory_bytes_per_s * constants.memory_efficiency)
-    copied = constants.kernel_overhead_s, per_byte
-    return LinkTimes(table(CollectiveKind.ALL_GATHER), table(CollectiveKind.ALL_TO_ALL), copied)
-
-
-def _seconds(
-    kind: CollectiveKind, axes: tuple[str, ...], topology: Topology, constants: Constants
-) -> tuple[float, float]:
-    latency, transfer = latency_and_transfer(kind, axes, 1.0, topology)
-    return latency * constants.latency_factor, transfer / constants.link_efficiency

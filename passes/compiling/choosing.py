@@ -25,6 +25,7 @@ from shardwright.ir.text.table import bytes_text
 from shardwright.passes.compiling.choose_memories import least_copies_s, memories_chosen
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.edge_orders import Orders, PricedChoice, moves_at_edges, with_edges
 from shardwright.passes.compiling.found import ENOUGH, SearchResult
 from shardwright.passes.compiling.place import place
 from shardwright.passes.memory.offload import Offload
@@ -80,10 +81,39 @@ def choose(
     known: SearchResult | None = None,
     *,
     proof: bool = True,
+    edges: str = "global",
 ) -> SearchResult:
     """The layouts of a program after `decompose`, as all commands choose them; without `proof` those that a few axes at
-    a time find. Raises as `search`."""
-    return _Chooser(program, objective, seconds, options, known, proof=proof).run()
+    a time find. Where something moves at the edges of functions that counts, unless `edges` are "digits". Raises as
+    `search`."""
+    end = time.monotonic() + seconds
+    options = options or PlacementOptions()
+
+    def under(orders: Orders, apart: bool = False) -> SearchResult:
+        wanted = replace(options, orders=orders, edges_apart=apart)
+        return _Chooser(
+            program, objective, end - time.monotonic(), wanted, None if orders else known, proof=proof
+        ).run()
+
+    def priced(found: SearchResult) -> PricedChoice[SearchResult]:
+        return PricedChoice(found, found.placed, found.program, found.objective_s, found.bound_s)
+
+    first = under({})
+    if edges == "digits" or not moves_at_edges(first.placed):
+        return first
+    best = with_edges(
+        priced(first),
+        lambda orders, apart: priced(under(orders, apart)),
+        ENOUGH,
+        lambda: not proof or time.monotonic() > end,
+    )
+    return replace(
+        best.choice,
+        status="optimal" if best.bound >= best.total * (1 - ENOUGH) else "feasible",
+        model_s=best.total,
+        bound_s=best.bound,
+        seconds=time.monotonic() - end + seconds,
+    )
 
 
 class _Chooser:
@@ -193,7 +223,11 @@ class _Chooser:
             lowered = True
 
     def incumbent(self) -> float:
-        return min((found.objective_s for found in self.fitting()), default=math.inf) * NANOSECONDS
+        """The least time of what fits, without what moves at edges and is not counted in the choice."""
+        return (
+            min((f.objective_s - f.edges_s(self.options.orders) for f in self.fitting()), default=math.inf)
+            * NANOSECONDS
+        )
 
     def fitting(self) -> list[SearchResult]:
         return [found for found in (*self.found, *self.given) if found.fits]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.movements.movement import duration_text
+from shardwright.ir.ops import Permute
 from shardwright.ir.text.table import bytes_text
 
 if TYPE_CHECKING:
@@ -21,17 +23,24 @@ ENOUGH = 1e-3
 """The share of the least time up to which a choice beyond it is called proved."""
 
 
+def explicit_of(placed: Program) -> Program:
+    """The explicit program of one whose layouts are chosen."""
+    from shardwright.passes.pipelines import MOVEMENTS
+
+    for applied in MOVEMENTS:
+        placed = applied.run(placed)
+    return placed
+
+
 @dataclass(frozen=True)
 class TimeProof:
     """The proof of the layouts of a program that were chosen by time: the predicted seconds on a chip, how many
-    there are at least, the bytes of weights on each chip, and how many of the seconds are for what moves at the
-    program's edges, which the choice does not count."""
+    there are at least, and the bytes of weights on each chip."""
 
     chip: str
     time_s: float
     bound_s: float
     weight_bytes: int
-    edges_s: float = 0.0
 
     @property
     def proved(self) -> bool:
@@ -51,10 +60,6 @@ class TimeProof:
         more = self.time_s - other.time_s
         return f"{duration_text(more)} more" if more > 1e-9 else "as fast, in more steps or more memory"
 
-    def with_edges(self, seconds: float, nbytes: int) -> TimeProof:
-        """The proof with what moves at the program's edges: all takes this long, or receives this much."""
-        return replace(self, time_s=seconds, edges_s=max(0.0, seconds - self.time_s))
-
     def as_json(self) -> dict[str, Any]:
         """The same for `--json`."""
         return {
@@ -67,8 +72,6 @@ class TimeProof:
         said = f"layouts for {which}, {duration_text(self.time_s)}"
         if self.proved:
             return f"{said}, proved least"
-        if self.bound_s >= (self.time_s - self.edges_s) * (1 - ENOUGH):
-            return f"{said}, proved least but for {duration_text(self.edges_s)} at the edges (see edge-blocks)"
         if not self.bound_s:
             return f"{said}, not proved least"
         gap = 100 * (1 - self.bound_s / self.time_s)
@@ -98,12 +101,7 @@ class SearchResult:
         """The explicit program."""
         if self.rewritten is not None:
             return self.rewritten
-        from shardwright.passes.pipelines import MOVEMENTS
-
-        made = self.placed
-        for applied in MOVEMENTS:
-            made = applied.run(made)
-        return made
+        return explicit_of(self.placed)
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
@@ -117,6 +115,17 @@ class SearchResult:
     def objective_s(self) -> float:
         """The predicted time of all functions, as often as they are called."""
         return sum(self.objective.count(cost.func) * cost.time_s for cost in self.costs)
+
+    def edges_s(self, counted: Collection[str] = ()) -> float:
+        """The seconds of what moves at the edges of functions, but along dimensions that are `counted`."""
+        return sum(
+            self.objective.count(cost.func) * kernel.total_s
+            for cost in self.costs
+            for kernel in cost.kernels
+            if isinstance(permute := kernel.work.statement.operation, Permute)
+            and permute.blocks
+            and not set(permute.dims).issubset(counted)
+        )
 
     @property
     def bounds_s(self) -> tuple[float, ...]:
@@ -160,9 +169,6 @@ class SearchResult:
         cost = self.costs[0]
         if self.status == "optimal":
             proof = "proved least"
-        elif self.bound_s >= self.model_s * (1 - ENOUGH):
-            edges = duration_text(self.objective_s - self.model_s)
-            proof = f"proved least but for {edges} at the edges (see edge-blocks)"
         else:
             proof = f"at most {100 * self.gap:.3g} % above the least" if self.bound_s > 0 else unproved
         room = f" of {bytes_text(cost.chip.memory_bytes)}" if math.isfinite(cost.chip.memory_bytes) else ""

@@ -16,6 +16,7 @@ from shardwright.cost.choosing.limited_placement import MOST_ENTRIES, LimitedPla
 from shardwright.cost.choosing.objective import SOLVERS, Objective, chip_for
 from shardwright.cost.choosing.placement import Effort, LayoutSolution, Location, PlacementOptions, UseKey, ValueNode
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
+from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
@@ -26,8 +27,12 @@ from shardwright.ir.verification.verifier import Level, has_holes, verify
 from shardwright.ir.walk import values_in
 from shardwright.passes.base import Pass, Proof
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder, DigitConflictError, require_room
+from shardwright.passes.compiling.edge_orders import Orders, PricedChoice, moves_at_edges, with_edges
+from shardwright.passes.compiling.found import explicit_of
 
 OBJECTIVES = ("time", "bytes")
+
+EDGES = ("global", "digits")
 
 SECONDS = 60.0
 """For choosing layouts, at most; most take far less."""
@@ -53,7 +58,8 @@ class Place(Pass):
     are received per chip, then the fewest collectives run. The choice is exact (`passes.compiling.choosing`,
     `cost.choosing.placement`); where that is beyond the limit of work one axis after the other chooses, and a bound is
     found (`cost.choosing.limited_placement`). With `solver=ortools` HiGHS alone has the same problem, for a minute at
-    most. With `proof=false` the first layouts by time have to do, those that a few axes at a time find. A change of
+    most. With `proof=false` the first layouts by time have to do, those that a few axes at a time find. What
+    `edge-blocks` will move counts (`passes.compiling.edge_orders`), but with `edges=digits`. A change of
     layout is left as a statement that gives a value a second name with another type; `insert-moves` writes the
     collectives for it. A layout that several uses need is named once, before the first of them; inside a loop only
     where the value differs from trip to trip. In an explicit program nothing is left to choose, and it stays as it is.
@@ -65,6 +71,7 @@ class Place(Pass):
     calls: str = ""
     solver: str = "auto"
     proof: bool = True
+    edges: str = "global"
 
     @classmethod
     def of(
@@ -82,7 +89,7 @@ class Place(Pass):
         return self.run_with_proof(program)[0]
 
     def run_with_proof(self, program: Program) -> tuple[Program, Proof | None]:
-        for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS)):
+        for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS), ("edges", EDGES)):
             if (given := getattr(self, name)) not in known:
                 raise fault("bad-option", f"place: {name} is {' or '.join(known)}, not {given}", NOWHERE)
         if _is_explicit(program):
@@ -93,42 +100,43 @@ class Place(Pass):
     def chosen(self, program: Program, excluded: Excluded = frozenset(), seconds: float = SECONDS) -> Choice:
         """The layouts of a program after `decompose`, and the proof; `excluded` are not among them."""
         options = PlacementOptions(excluded=excluded, calls=self.calls_in(program))
-        if self.objective == "bytes" and self.solver == "ortools":
-            return self.chosen_alone(program, options, seconds)
         if self.objective == "bytes":
-            choose = LimitedPlacement(program)
-            placed, placement = place(program, options, choose=choose)
-            return Chosen(placed, placement, choose.proof(placement))
+            return self.chosen_by_bytes(program, options, seconds)
         from shardwright.passes.compiling.choosing import choose as choose_by_time
 
-        return choose_by_time(program, self.wanted(program), seconds, options, proof=self.proof)
+        return choose_by_time(program, self.wanted(program), seconds, options, proof=self.proof, edges=self.edges)
 
-    def chosen_alone(self, program: Program, options: PlacementOptions, seconds: float) -> Choice:
-        """The layouts with the fewest bytes, by HiGHS alone."""
-        from shardwright.cost.choosing.layout_program.solver import BytesProgram
-        from shardwright.cost.integer_program.highs import import_solver
+    def chosen_by_bytes(self, program: Program, options: PlacementOptions, seconds: float) -> Choice:
+        """The layouts with the fewest bytes, by HiGHS alone where it is wanted."""
+        end = time.monotonic() + seconds
+        choose = LimitedPlacement(program)
 
-        import_solver()
-        effort = Effort(WorkLimit(MOST_ENTRIES), time.monotonic() + seconds)
-        placed, placement = place(program, options, lambda problem: BytesProgram(problem, effort).solve())
-        received, bound = round(placement.bytes_received), math.ceil((placement.bound_bytes or 0.0) - 1e-6)
-        return Chosen(placed, placement, PlacementProof(received, min(received, bound)))
+        def under(orders: Orders, apart: bool = False) -> Chosen:
+            wanted = replace(options, orders=orders, edges_apart=apart)
+            if self.solver == "ortools":
+                return _chosen_alone(program, wanted, end)
+            placed, placement = place(program, wanted, choose=choose)
+            return Chosen(placed, placement, choose.proof(placement))
+
+        def priced(chosen: Chosen) -> PricedChoice[Chosen]:
+            made = explicit_of(chosen.placed)
+            received = sum(options.calls.get(f.name, 1.0) * bytes_received(made, f).bytes for f in made.funcs)
+            bound = chosen.placement.bound_bytes  # with edges; the proof is of what is received without
+            least = chosen.proof.bound_bytes if bound is None else math.ceil(bound - 1e-6)
+            return PricedChoice(chosen, chosen.placed, made, round(received), least)
+
+        first = under({})
+        if self.edges == "digits" or not moves_at_edges(first.placed):
+            return first
+        best = with_edges(
+            priced(first), lambda orders, apart: priced(under(orders, apart)), late=lambda: time.monotonic() > end
+        )
+        return replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound)))
 
     def wanted(self, program: Program) -> Objective:
         """The chip and the calls. Raises where there is no such chip or function."""
         chip = chip_for(program, self.chip)
         return Objective(chip, chip.constants, self.calls_in(program), self.solver)
-
-    def totals(self, program: Program) -> tuple[float, int]:
-        """The seconds that all calls of an explicit program take, and the bytes received."""
-        from shardwright.cost.programs.program_cost import cost_of
-
-        wanted = self.wanted(program)
-        costs = [(wanted.count(f.name), cost_of(program, f, wanted.chip, wanted.constants)) for f in program.funcs]
-        return (
-            sum(count * cost.time_s for count, cost in costs),
-            round(sum(count * cost.bytes_received_per_chip for count, cost in costs)),
-        )
 
     def calls_in(self, program: Program) -> dict[str, float]:
         """How often each function is called, of those that are named."""
@@ -174,6 +182,18 @@ class Chosen:
     placed: Program
     placement: LayoutSolution
     proof: PlacementProof
+
+
+def _chosen_alone(program: Program, options: PlacementOptions, end: float) -> Chosen:
+    """The layouts with the fewest bytes, by HiGHS alone."""
+    from shardwright.cost.choosing.layout_program.solver import BytesProgram
+    from shardwright.cost.integer_program.highs import import_solver
+
+    import_solver()
+    effort = Effort(WorkLimit(MOST_ENTRIES), end)
+    placed, placement = place(program, options, lambda problem: BytesProgram(problem, effort).solve())
+    received, bound = round(placement.bytes_received), math.ceil((placement.bound_bytes or 0.0) - 1e-6)
+    return Chosen(placed, placement, PlacementProof(received, min(received, bound)))
 
 
 def _is_explicit(program: Program) -> bool:

@@ -19,7 +19,7 @@ from shardwright.passes.base import Proof
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.place import Place
-from shardwright.passes.pipelines import PassRecord, copying_passes, proof_of, run_passes, with_edges_recorded
+from shardwright.passes.pipelines import PassRecord, copying_passes, proof_of, run_passes
 
 
 class CheckedValue(TypedDict):
@@ -76,7 +76,6 @@ def check_in_full(program: Program, *, explicit: bool = False, place: Place | No
         chosen = place or Place()
         passes = (*copying_passes(program, chosen), Decompose(), chosen, ChooseDigitOrder())
         typed = run_passes(program, passes, traces.append)
-        with_edges_recorded(typed, traces)
         proof = proof_of(traces)
     functions = [_function(program, typed, func) for func in program.funcs]
     return CheckResult(functions, proof, warnings_of(program, typed))

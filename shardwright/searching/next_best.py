@@ -137,7 +137,7 @@ class _NextBest:
     def __init__(self, program: Program, place: Place, best: Choice, nodes: Sequence[ValueNode], end: float) -> None:
         self.nodes = nodes
         self.program, self.place, self.best, self.end = program, place, best, end
-        self.options = PlacementOptions(calls=place.calls_in(program))
+        self.options = PlacementOptions(calls=place.calls_in(program), orders=best.placement.orders)
         self.mesh = [axis for axis, size in enumerate(program.mesh.values()) if size > 1]
         self.states = self.solver(Within()).begun()
 

@@ -1,0 +1,107 @@
+"""The choice of layouts with what `edge-blocks` writes for them, by the first digits of orders.
+
+Layouts are chosen as if nothing moved at the edges of functions, which for most programs is so; their cost then is a
+bound of all others, too. Where something moves along a dimension, layouts are chosen anew for each axis that may be the
+first of its digits, then the second, at what moves at least under such orders (`cost.choosing.edge_costs`): branch and
+bound, which ends where nothing below the least total is left.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from shardwright.cost.choosing.edge_costs import orders_from
+from shardwright.cost.choosing.work_limit import OutOfWorkError
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.digit_orders import orders_in, splitting_axes, strided_dims
+from shardwright.ir.digits import Order
+from shardwright.ir.ops import Permute
+from shardwright.ir.program import Program
+from shardwright.ir.walk import lets_in
+from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
+
+MOST_TRIES = 24
+"""How often layouts are chosen anew."""
+
+Orders = Mapping[str, Order]
+"""The first digits of dimensions."""
+
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class PricedChoice(Generic[C]):
+    """A choice of layouts, the program with them and that with every movement written, its cost with edges, and what
+    all others cost at least under the same orders."""
+
+    choice: C
+    placed: Program
+    program: Program
+    total: float
+    bound: float
+
+
+def moves_at_edges(placed: Program) -> bool:
+    """Tells whether anything is strided at the edges of a program whose layouts are chosen."""
+    program = ChooseDigitOrder().run(placed)
+    used = splitting_axes(program)
+    for func in program.funcs:
+        orders = orders_in(program, func, used)
+        kinds = (*(value.type for value in func.params), *func.results)
+        if any(strided_dims(kind, orders, program.mesh) for kind in kinds):
+            return True
+    return False
+
+
+def moved_dims(program: Program) -> list[str]:
+    """The dimensions of which blocks are made at the edges of an explicit program, or digits of blocks."""
+    operations = (let.operation for func in program.funcs for let in lets_in(func.body))
+    return list(dict.fromkeys(dim for op in operations if isinstance(op, Permute) and op.blocks for dim in op.dims))
+
+
+def with_edges(
+    first: PricedChoice[C],
+    choose: Callable[[Orders, bool], PricedChoice[C]],
+    enough: float = 0.0,
+    late: Callable[[], bool] = lambda: False,
+) -> PricedChoice[C]:
+    """The best layouts, edges included, with a bound of all. `first` is chosen without edges, and `choose` chooses
+    under orders that begin so, once more with edges apart (`PlacementOptions`) where that leaves a gap. A share of the
+    total that is `enough` need not be proved; nothing more is tried once it is `late`."""
+    best, closed, tries = first, math.inf, 0
+    heap: list[tuple[float, int, Orders, PricedChoice[C]]] = [(first.bound, 0, {}, first)]
+    while heap and heap[0][0] < best.total * (1 - enough):
+        bound, _, orders, parent = heapq.heappop(heap)
+        following = _longer(parent, orders)
+        if not following or tries + len(following) > MOST_TRIES or late():
+            closed = min(closed, bound)
+            continue
+        for longer in following:
+            tries += 1
+            try:
+                made = choose(longer, False)
+                best = min(best, made, key=lambda each: each.total)
+                if made.bound < min(best.total, made.total) * (1 - enough) and not late():
+                    best = min(best, choose(longer, True), key=lambda each: each.total)
+            except (OutOfWorkError, DiagnosticError):
+                closed = min(closed, bound)
+                continue
+            heapq.heappush(heap, (max(bound, made.bound), tries, longer, made))
+    return replace(best, bound=min([best.total, closed, *(bound for bound, *_ in heap[:1])]))
+
+
+def _longer(parent: PricedChoice[C], orders: Orders) -> list[Orders]:
+    """The ways to give one more digit of the first dimension of which something moves and whose order is still open;
+    none if there is none."""
+    program = parent.placed
+    for name in moved_dims(parent.program):
+        known = orders.get(name, ())
+        ways = orders_from(program.dim(name), known, program.mesh)
+        if len(ways) > 1 or name not in orders:
+            return [{**orders, name: first} for first in dict.fromkeys(way[: len(known) + 1] for way in ways)]
+    return []

@@ -1,0 +1,113 @@
+"""Layouts chosen with what `edge-blocks` writes for them: beside every filling of small programs, each compiled."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+
+import pytest
+from program_text import program
+
+from shardwright.cost.hardware.chips import REFERENCE
+from shardwright.cost.movements.traffic import bytes_received
+from shardwright.cost.programs.program_cost import cost_of
+from shardwright.passes.compiling.edge_orders import moved_dims
+from shardwright.passes.compiling.found import ENOUGH
+from shardwright.passes.compiling.place import Place
+from shardwright.passes.pipelines import PassRecord, explicit, proof_of
+
+HOLE = re.compile(r"\b[BEF]{2}\?")
+
+
+def layouts(dims: str, axes: str) -> list[str]:
+    """Each axis splits one of the dimensions, or none."""
+    made: list[str] = []
+    for chosen in itertools.product((*dims, ""), repeat=len(axes)):
+        split = {dim: "".join(a for a, of in zip(axes, chosen, strict=True) if of == dim) for dim in dims}
+        made.append("".join(f"{dim}_{split[dim]}" if split[dim] else dim for dim in dims))
+    return made
+
+
+def random_text(rng: random.Random, axes: str, most_holes: int) -> str:
+    """A function of a few statements whose parameters and results are demanded by chance, often in strides."""
+    while True:
+
+        def kind(dims: str, hole: float) -> str:
+            return f"{dims}?" if rng.random() < hole else rng.choice(layouts(dims, axes))
+
+        params, lines, shapes = [f"x: {kind('BE', 0.4)}"], list[str](), {"x": "BE"}
+        last = "x"
+        for number in range(rng.randint(1, 3)):
+            name, dims = f"v{number}", shapes[last]
+            if rng.random() < 0.6:
+                after = "F" if dims == "BE" else "E"
+                params.append(f"w{number}: {kind(dims[1] + after, 0.3)}")
+                made, dims = f"{last} @[{dims[1]}] w{number}", f"B{after}"
+            else:
+                made = f"gelu({last})"
+            lines.append(f"  {name}: {kind(dims, 0.5)} = {made}")
+            shapes[name] = dims
+            last = name
+        returned = [last] if rng.random() < 0.5 or last == "v0" else [last, "v0"]
+        results = ", ".join(kind(shapes[name], 0.4) for name in returned)
+        results = f"({results})" if len(returned) > 1 else results
+        sizes = " ".join(f"{axis}={rng.choice([2, 2, 4]) if len(axes) < 3 else 2}" for axis in axes)
+        dim = " ".join(f"{name}={rng.choice([64, 128])}" for name in "BEF")
+        body = "\n".join(lines)
+        text = f"mesh {sizes}\ndim {dim}\nfunc f({', '.join(params)}) -> {results} {{\n{body}\n"
+        text += f"  return {', '.join(returned)}\n}}\n"
+        if 0 < len(HOLE.findall(text)) <= most_holes:
+            return text
+
+
+def compiled(text: str, objective: str) -> tuple[float, float, bool, bool]:
+    """What a function costs with its edges, what it costs at least, whether that is proved, and whether anything moves
+    at the edges."""
+    traces: list[PassRecord] = []
+    made = explicit(program(text), traces.append, place=Place(objective=objective))
+    proof = proof_of(traces)
+    assert proof is not None
+    said = proof.as_json()
+    if objective == "bytes":
+        total, names = float(bytes_received(made, made.funcs[0]).bytes), ("bytes_received", "bound_bytes")
+    else:
+        total, names = cost_of(made, made.funcs[0], REFERENCE).time_s, ("time_s", "bound_s")
+    assert said[names[0]] == pytest.approx(total, rel=1e-9)
+    return total, said[names[1]], proof.proved, bool(moved_dims(made))
+
+
+@pytest.mark.parametrize("objective", ["bytes", "time"])
+@pytest.mark.parametrize(("axes", "most_holes", "seeds"), [("xy", 2, range(5)), ("xyz", 1, range(2))])
+def test_no_filling_is_better_than_the_answer_or_below_its_bound(
+    axes: str, most_holes: int, seeds: range, objective: str
+) -> None:
+    for seed in seeds:
+        text = random_text(random.Random(seed), axes, most_holes)
+        total, bound, proved, _ = compiled(text, objective)
+        holes = [layouts(hole[:-1], axes) for hole in HOLE.findall(text)]
+        for filling in itertools.product(*holes):
+            chosen = iter(filling)
+            other = compiled(HOLE.sub(lambda _, chosen=chosen: next(chosen), text), objective)[0]
+            assert bound <= other * (1 + 1e-9), (seed, filling)
+            if proved:
+                assert total <= other * (1 + ENOUGH), (seed, filling)
+
+
+BETTER = """mesh x=2 y=4
+dim B=128 E=512 F=128
+
+func f(x: BE?, w: E_yF) -> (BF_x, BE?) {
+  v: BE_x = x * 2.0
+  r: B_xF = v @[E] w
+  return r, v
+}
+"""
+
+
+def test_a_result_as_cheap_in_an_order_that_others_share_is_taken() -> None:
+    """Returned as it is made, v would be strided beside w, or w beside it: 32,768 bytes at the edges."""
+    total, bound, proved, moved = compiled(BETTER, "bytes")
+    assert (total, bound, proved, moved) == (36864, 36864, True, False)
+    strided, _, _, moved = compiled(BETTER.replace("(BF_x, BE?)", "(BF_x, BE_x)"), "bytes")
+    assert (strided, moved) == (69632, True)
