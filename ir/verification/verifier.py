@@ -220,7 +220,7 @@ class _Checker:
                 if wanted == ON_DEVICE:
                     way = Note(f"fetch it first: {fetched.new}", fixes=(fetched,))
                     if isinstance(operation, Attend) and i < lying and kind.placement == ON_HOST:
-                        way = replace(way, message=f"{way.message}, or attend where it lies: store[host](...) the others")
+                        way = replace(way, message=f"{way.message}, or store[host](...) the others and attend there")
                 raise misuse("movement-missing", f"{what} takes {operand} {there}, and it is {kind}", way)
         for value, kind in zip(statement.results, results, strict=True):
             shared = (

@@ -11,17 +11,15 @@ from shardwright.ir.program import Func, Let, Loop, Marking, Program, Scope, Set
 from shardwright.ir.types import ON_HOST
 
 
-def attending_on_host(program: Program, *, always: bool) -> Program:
-    """The program with attention on the host where it is written to leave its result there, or `always` where queries
+def attending_on_host(program: Program, func: Func, *, always: bool) -> tuple[Func, frozenset[str]]:
+    """The function with attention on the host where it is written to leave its result there, or `always` where queries
     have one position, and where keys and values lie there but for the rows that are new.
 
-    Caches with their new rows and results have types that say so; movements are still to be written.
+    Caches with their new rows and results have types that say so, and are the names beside the function; movements are
+    still to be written.
     """
-    return replace(program, funcs=tuple(_attending(program, func, always=always) for func in program.funcs))
-
-
-def _attending(program: Program, func: Func, *, always: bool) -> Func:
     sizes = program.sizes(func)
+    named: set[str] = set()
 
     def delegated(let: Let) -> bool:
         operation = let.operation
@@ -53,6 +51,7 @@ def _attending(program: Program, func: Func, *, always: bool) -> Func:
             if isinstance(statement, SetState) and statement.state in states:
                 names = _cache(statement.operand, lets, scope)
                 there |= set(names[1:] if names[:1] == (statement.state,) else ())
+        named.update(there)
         return tuple(
             replace(s, results=tuple(map(_on_host, s.results)))
             if isinstance(s, Let) and there.intersection(value.name for value in s.results)
@@ -60,7 +59,8 @@ def _attending(program: Program, func: Func, *, always: bool) -> Func:
             for s in made
         )
 
-    return replace(func, body=block(func.body, Scope.of(program, func)))
+    made = replace(func, body=block(func.body, Scope.of(program, func)))
+    return made, frozenset(named)
 
 
 def _cache(name: str, lets: Mapping[str, Let], scope: Scope) -> tuple[str, ...]:

@@ -61,8 +61,8 @@ class Offload(Pass):
         if self.attention not in ("device", "host"):
             raise fault("bad-option", f"offload: attention is device or host, not {self.attention}", NOWHERE)
         check_placed(program)
-        attending = attending_on_host(program, always=self.attention == "host")
-        return replace(attending, funcs=tuple(_offloaded(attending, func) for func in attending.funcs))
+        made = [attending_on_host(program, func, always=self.attention == "host") for func in program.funcs]
+        return replace(program, funcs=tuple(_offloaded(program, func, there) for func, there in made))
 
 
 def check_placed(program: Program) -> None:
@@ -78,8 +78,8 @@ def check_placed(program: Program) -> None:
             )
 
 
-def _offloaded(program: Program, func: Func) -> Func:
-    writer = _Writer(Rewriter.of(program, func))
+def _offloaded(program: Program, func: Func, there: frozenset[str]) -> Func:
+    writer = _Writer(Rewriter.of(program, func), there)
     scope = Scope.of(program, func)
     body = list(writer.block(func.body, scope))
     returns: list[str] = []
@@ -129,7 +129,10 @@ def _stays(statement: Let, scope: Scope) -> bool:
 
 @dataclass
 class _Writer:
+    """Writes one function, in which the values `there` are made on the host."""
+
     writer: Rewriter
+    there: frozenset[str]
 
     def block(self, body: tuple[Statement, ...], scope: Scope) -> list[Statement]:
         """The statements with movements between them; what they define is defined in `scope`."""
@@ -176,20 +179,13 @@ class _Writer:
         return self.results_stored(made, scope)
 
     def brought(self, statement: Let, scope: Scope, made: list[Statement]) -> Let:
-        """A statement that is done where its cache lies, with new rows or queries stored there."""
-        home, operation = _home(statement.results[0].type), statement.operation
-        if not isinstance(operation, Attend | Update) or home.tier is None or home == ON_DEVICE:
+        """What is made on the host, with new rows or queries stored there before."""
+        if statement.results[0].name not in self.there or not isinstance(statement.operation, Attend | Update):
             return statement
-        if isinstance(operation, Update):
-            at, caches = 1, statement.operands[:1]
-        else:
-            at, caches = 0, statement.operands[1:3]
-        if any(_home(scope.type_of(str(name))) != home for name in caches):
-            return statement
-        operands = list(statement.operands)
-        kind = replace(scope.type_of(str(operands[at])), placement=home)
-        operands[at] = self.stored(str(operands[at]), scope, kind, made)
-        return replace(statement, operands=tuple(operands))
+        at = 1 if isinstance(statement.operation, Update) else 0
+        name = str(statement.operands[at])
+        stored = self.stored(name, scope, replace(scope.type_of(name), placement=ON_HOST), made)
+        return replace(statement, operands=(*statement.operands[:at], stored, *statement.operands[at + 1 :]))
 
     def results_stored(self, made: list[Statement], scope: Scope) -> list[Statement]:
         """Stores results, which are on the device first: the last statement, and a store for each result that lives
