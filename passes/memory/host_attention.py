@@ -11,6 +11,26 @@ from shardwright.ir.program import Func, Let, Loop, Marking, Program, Scope, Set
 from shardwright.ir.types import ON_HOST
 
 
+def with_attention_on_host(program: Program) -> Program:
+    """The program with attention of one position written to leave its result on the host, where its cache lies there;
+    `offload` then has it computed there."""
+
+    def written(func: Func) -> Func:
+        _, there = attending_on_host(program, func, always=True)
+
+        def visit(statement: Statement) -> Statement:
+            if isinstance(statement, Loop):
+                return replace(statement, body=tuple(map(visit, statement.body)))
+            attends = isinstance(statement, Let) and isinstance(statement.operation, Attend)
+            if not attends or statement.results[0].name not in there:
+                return statement
+            return replace(statement, results=tuple(map(_on_host, statement.results)))
+
+        return replace(func, body=tuple(map(visit, func.body)))
+
+    return replace(program, funcs=tuple(map(written, program.funcs)))
+
+
 def attending_on_host(program: Program, func: Func, *, always: bool) -> tuple[Func, frozenset[str]]:
     """The function with attention on the host where it is written to leave its result there, or `always` where queries
     have one position, and where keys and values lie there but for the rows that are new.
@@ -66,16 +86,15 @@ def attending_on_host(program: Program, func: Func, *, always: bool) -> tuple[Fu
 def _cache(name: str, lets: Mapping[str, Let], scope: Scope) -> tuple[str, ...]:
     """What lies on the host and the names from there to a value of this body, if these are parts of it and rows written
     into it alone; nothing where the value is something else."""
-    if scope.type_of(name).placement == ON_HOST:
-        return (name,)
     let = lets.get(name)
     match let.operation if let is not None else None:
         case Take(stop=None) | Rename() | Alias() | Update(indexed=(), wrap=False):
             assert let is not None
-            further = _cache(str(let.operands[0]), lets, scope)
-            return (*further, name) if further else ()
+            if further := _cache(str(let.operands[0]), lets, scope):
+                return (*further, name)
         case _:
-            return ()
+            pass
+    return (name,) if scope.type_of(name).placement == ON_HOST else ()
 
 
 def _on_host(value: Value) -> Value:

@@ -224,13 +224,8 @@ class Programs:
             calls = {ENTERS: 1.0, STAYS: float(max(1, self.settings.max_new_tokens - 1))}
             program = resized(self._over_chips(program, Place.of(calls=calls)), {"B": batches * rows})
         order = "diagonal" if together else "zigzag"
-        copies = () if split else (self._copies,)
+        copies = () if split else (Offload(),)
         return run_passes(program, [*copies, ScheduleBlocks(batches=batches, order=order)])
-
-    @property
-    def _copies(self) -> Offload:
-        """Attention of one position is computed on the host where the policy has it there."""
-        return Offload("host" if self.request.policy.host_attention else "device")
 
     def _over_chips(self, program: Program, place: Place) -> Program:
         """The program with its copies and every movement between chips, in layouts that are chosen for one batch.
@@ -239,7 +234,7 @@ class Programs:
         """
         if self._chosen is not None:
             program = with_layouts_of(program, self._chosen)
-        made = run_passes(program, [self._copies, *explicit_passes(place)])
+        made = run_passes(program, [Offload(), *explicit_passes(place)])
         self._chosen = self._chosen or made
         return made
 
@@ -310,6 +305,5 @@ def scheduled_model(
 ) -> Program:
     """A model's program for a block of the policy, with its placements and its schedule."""
     order = "diagonal" if diagonal else "zigzag"
-    attention = "host" if policy.host_attention else "device"
-    passes = [Offload(attention), ScheduleBlocks(batches=policy.n_gpu_batches, order=order)]
+    passes = [Offload(), ScheduleBlocks(batches=policy.n_gpu_batches, order=order)]
     return run_passes(model_program(model, policy, prompt, context, dtype), passes)
