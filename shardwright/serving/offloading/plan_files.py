@@ -249,6 +249,6 @@ def policy_in(program: Program) -> Policy:
         shares[group] = Shares(*(round(each, 9) for each in (mean.device, mean.host, mean.disk)))
     count = outline.batches
     attended = (let for func in program.funcs for let in lets_in(func.body) if isinstance(let.operation, Attend))
-    on_host = any(let.results[0].type.placement == ON_HOST for let in attended) or shares["cache"].host < 1
-    given = (shares[group] for group in outline.groups)
-    return Policy(outline.rows // count, count, *given, host_attention=on_host)
+    on_host = any(let.results[0].type.placement == ON_HOST for let in attended) or shares["cache"].host < 1.0
+    weights, cache, hidden = (shares[group] for group in outline.groups)
+    return Policy(outline.rows // count, count, weights, cache, hidden, host_attention=on_host)
