@@ -18,7 +18,6 @@ from program_text import program as parsed
 from shardwright.backends.torch.event_threads import TimedEvent
 from shardwright.compiling.compile_program import print_program
 from shardwright.cost.programs.unrolling import Action, Event, Resource, events_of
-from shardwright.ir.types import Tier
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
 from shardwright.passes.pipelines import run_passes
@@ -125,7 +124,6 @@ def test_the_trace_is_the_unrolling(checkpoint: Callable[..., Path]) -> None:
         folder, request(text, in_place=False), prompts, GenerationSettings(2), observe=observe
     ) as model:
         list(model.completions())
-        assert {rows.tier for rows in model.weights["wq"].rows} == {Tier.DEVICE}
     first_of_decode = len(events_of(parsed(text), parsed(text).func("prefill")))
     own = [each for each in seen if each.event.number >= first_of_decode]
     expected = decoded(text)
