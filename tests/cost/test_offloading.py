@@ -235,7 +235,7 @@ def test_the_device_waits_for_the_hosts_attention_or_fetches_the_cache() -> None
     fetched = policy.block * sizes.cache_elements * sizes.cache_element_bytes * sizes.layers
     positions = sum(512 + token for token in range(1, sizes.generated))
     assert here.to_device - there.to_device == pytest.approx(fetched * positions / rates.to_device, rel=0.01)
-    assert there.host == pytest.approx(fetched * positions / (0.3 * T4.host.memory_rate), rel=0.01)
+    assert there.host == pytest.approx(fetched * positions / (0.15 * T4.host.memory_rate), rel=0.01)
     passing = 2 * policy.gpu_batch * sizes.cache_elements * sizes.context * sizes.cache_element_bytes
     assert peaks_of(sizes, elsewhere, OURS).device_decode == peaks_of(sizes, policy, OURS).device_decode + passing
 
