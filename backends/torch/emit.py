@@ -355,7 +355,7 @@ class _Function:
     # ------------------------------------------------------------ operations
 
     def computed(self, let: Let, views: dict[str, _View], indent: str) -> None:
-        """What the operation's kernel gives, on the device or where its operands lie on the host."""
+        """Calls the operation's kernel, on the device or where its operands lie on the host."""
         if isinstance(let.operation, ops.Attend | ops.Update) and let.results[0].concrete.placement == ON_HOST:
             self.on_host(let, views, indent)
             return

@@ -118,7 +118,7 @@ class Run:
         )
 
     def on_host(self, function: Callable[..., Any], *given: Far | Tensor) -> Any:
-        """What the host computes, in its turn among the copies, of values in its memory: a value there, or several."""
+        """Computes on the host, in its turn among the copies, with values in its memory: a value there, or several."""
         self._computed()
         cpu = torch.device("cpu")
 

@@ -84,8 +84,8 @@ def attending_on_host(program: Program, func: Func, *, always: bool) -> tuple[Fu
 
 
 def _cache(name: str, lets: Mapping[str, Let], scope: Scope) -> tuple[str, ...]:
-    """What lies on the host and the names from there to a value of this body, if these are parts of it and rows written
-    into it alone; nothing where the value is something else."""
+    """The value on the host and the names from there to another of this body, if these are parts of it and rows written
+    into it alone; nothing where it is something else."""
     let = lets.get(name)
     match let.operation if let is not None else None:
         case Take(stop=None) | Rename() | Alias() | Update(indexed=(), wrap=False):

@@ -132,6 +132,8 @@ def _mesh_options(args: argparse.Namespace) -> str | None:
 
 def _plan_options(args: argparse.Namespace) -> str | None:
     if not args.plan_only:
+        if args.attention and args.policy and args.policy.endswith(".shard"):
+            return f"{args.policy} says where attention is, `o: ... on host = attend(...)`: leave --attention out"
         if args.model.endswith(".shard"):
             return "a program is planned, not run: --plan-only; a run takes CHECKPOINT and --policy FILE.shard"
         return None
@@ -270,8 +272,13 @@ def _over_mesh(args: argparse.Namespace) -> dict[str, Any]:
 def _runtime(args: argparse.Namespace) -> Runtime:
     """The runtime that is priced: on this machine the one that runs here."""
     from shardwright.cost.hardware.runtimes import load_runtime
+    from shardwright.ir.diagnostics import NOWHERE, fault
 
-    return load_runtime(args.runtime or ("flexgen" if args.machine else "ours"))
+    runtime = load_runtime(args.runtime or ("flexgen" if args.machine else "ours"))
+    if args.attention == "host" and not runtime.attends_on_host:
+        message = f"{runtime.name} computes attention on the device alone"
+        raise fault("no-host-attention", message, NOWHERE, "--runtime ours and flexgen have it on the host, too")
+    return runtime
 
 
 def _named(args: argparse.Namespace) -> Machine | None:

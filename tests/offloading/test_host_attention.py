@@ -18,12 +18,14 @@ from program_text import program as parsed
 from shardwright.backends.torch.event_threads import TimedEvent
 from shardwright.compiling.compile_program import print_program
 from shardwright.cost.programs.unrolling import Action, Event, Resource, events_of
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
 from shardwright.passes.pipelines import run_passes
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.run import OffloadedModel
+from shardwright.serving.offloading.run_options import RunOptions
 
 MODELS = ("opt", "llama-grouped", "mistral", "gemma", "gptj", "falcon-grouped")
 CACHE = "100,0,0,100,100,0"
@@ -160,3 +162,17 @@ def test_four_bits_and_disk_are_attended_to_on_the_device(checkpoint: Callable[.
     folder = checkpoint("llama-grouped")
     for shares in ("100,0,0,0,100,0", "100,0,50,50,100,0"):
         assert LEAVES not in print_program(plain(folder, f"4,2,{shares}", 8))
+
+
+def test_what_is_asked_for_is_done_or_refused(checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("opt")
+    prompts = make_prompts([[3, 4, 5]], 96, None)
+    for asked_for, on_host in ((None, False), ("device", False), ("host", True)):
+        options = RunOptions(folder, 4, f"4,2,{CACHE}", attention=asked_for)
+        assert options.request(prompts).policy.host_attention is on_host
+    with pytest.raises(DiagnosticError) as caught:
+        RunOptions(folder, 4, "4,2,100,0,50,50,100,0", attention="host").request(prompts)
+    assert caught.value.diagnostics[0].message == (
+        "the host attends to a cache that lies there whole, and the policy 4 x 2, 100, 0, 50, 50, 100, 0 has 50 % of it"
+        " there"
+    )

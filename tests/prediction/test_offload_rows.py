@@ -305,6 +305,13 @@ def test_our_runtime_attends_where_the_cache_lies(shardwright: Callable[..., Sim
     assert free["tokens_per_s"] > 1.3 * device["tokens_per_s"]
 
 
+def test_attention_that_cannot_be_on_the_host_is_refused(shardwright: Callable[..., SimpleNamespace]) -> None:
+    got = shardwright("offload", "opt-30b", "--machine", "t4", "--plan-only", "--runtime", "accelerate", "--attention",
+                      "host")  # fmt: skip
+    assert got.status == 1
+    assert "accelerate computes attention on the device alone" in got.err
+
+
 def test_a_plan_says_in_its_program_where_attention_is(
     shardwright: Callable[..., SimpleNamespace], tmp_path: Path
 ) -> None:

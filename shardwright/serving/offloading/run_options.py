@@ -12,6 +12,7 @@ from shardwright.cost.hardware.chips import Machine, load_machine
 from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
 from shardwright.cost.offloading.policy import AttentionPlace, Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
+from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.types import DType, Tier
 from shardwright.models.config import read_config
@@ -91,6 +92,14 @@ class RunOptions:
 
         if self.policy is not None:
             policy = read_policy(self.policy, self.attention)
+            if self.attention == "host" and policy.cache.host < 1.0:
+                raise fault(
+                    "bad-policy",
+                    f"the host attends to a cache that lies there whole, and the policy {policy} has"
+                    f" {100 * policy.cache.host:g} % of it there",
+                    NOWHERE,
+                    "give 0,100 for the cache, or leave --attention out",
+                )
         else:
             setting = self.setting(prompts, gpus, room)
             found = best_plan(
