@@ -388,8 +388,9 @@ class _Function:
         around, self.body = self.body, []
         codes = self.kernel(let, args, Code('torch.device("cpu")'), indent + "    ")
         inside, self.body = self.body, around
-        gap = [] if self.body[-1].endswith(":") else [""]
-        self.body += [*gap, f"{indent}def {function}({', '.join(params)}):", *inside]
+        if not self.body[-1].endswith(":"):
+            self.body.append("")
+        self.body += [f"{indent}def {function}({', '.join(params)}):", *inside]
         self.body += [*broken(f"return {bare_or_tuple(codes)}", indent + "    "), ""]
         names = [self.python(value.name) for value in let.results]
         kinds = ", ".join(str(value.concrete) for value in let.results)

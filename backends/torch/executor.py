@@ -117,12 +117,12 @@ class Run:
             )
         )
 
-    def on_host(self, function: Callable[..., Any], *given: Far | Tensor) -> Any:
+    def on_host(self, function: Callable[..., Tensor | tuple[Tensor, ...]], *given: Far | Tensor) -> Any:
         """Computes on the host, in its turn among the copies, with values in its memory: a value there, or several."""
         self._computed()
         cpu = torch.device("cpu")
 
-        def computed() -> Any:
+        def computed() -> Far | tuple[Far, ...]:
             made = function(*(each.joined(cpu) if isinstance(each, Far) else each.to(cpu) for each in given))
             return tuple(Far((each,)) for each in made) if isinstance(made, tuple) else Far((made,))
 

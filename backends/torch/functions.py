@@ -127,8 +127,8 @@ def attend_some(
         parts: list[tuple[Tensor, Tensor]] = []
         for i in range(0, q.shape[0], n):
             seen = visible if visible is None or len(visible) == 1 else visible[i : i + n]
-            wide = (x[i : i + n].float() for x in (q, k, v))
-            parts.append(attend_some(*wide, seen, causal, scale, softcap, lse))
+            rows, keys, values = (x[i : i + n].float() for x in (q, k, v))
+            parts.append(attend_some(rows, keys, values, seen, causal, scale, softcap, lse))
         mean, total = parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
         return mean.to(q.dtype), total
     mask = None if visible is None else torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)

@@ -179,7 +179,7 @@ class _Writer:
         return self.results_stored(made, scope)
 
     def brought(self, statement: Let, scope: Scope, made: list[Statement]) -> Let:
-        """What is made on the host, with new rows or queries stored there before."""
+        """A statement with its new rows or queries on the host, where it is made there."""
         if statement.results[0].name not in self.there or not isinstance(statement.operation, Attend | Update):
             return statement
         at = 1 if isinstance(statement.operation, Update) else 0
