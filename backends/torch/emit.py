@@ -385,7 +385,7 @@ class _Function:
             params.append(self.fresh(operand))
             args.append(self.argument(params[-1], operand, views))
         function = self.fresh(f"{let.results[0].name}_on_host")
-        around, self.body = self.body, []
+        around, self.body = self.body, list[str]()
         codes = self.kernel(let, args, Code('torch.device("cpu")'), indent + "    ")
         inside, self.body = self.body, around
         if not self.body[-1].endswith(":"):
