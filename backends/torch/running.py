@@ -82,11 +82,9 @@ class RunningFunction(Environment):
     # ------------------------------------------------------------ compilation
 
     def _compile(self, segments: Sequence[Segment]) -> None:
-        import torch
-
         for number, segment in enumerate(segments):
             if segment.kind in (SegmentKind.COMPUTE, SegmentKind.HOST):
-                device = torch.device("cpu") if segment.kind is SegmentKind.HOST else self.tiers.device
+                device = self.tiers.processor if segment.kind is SegmentKind.HOST else self.tiers.device
                 shapes = {name: read.kind.shape for name, read in segment.reads.items()}
                 state = self.program.state_names
                 fragile = self._set_later(segments, number)
@@ -226,7 +224,6 @@ class RunningFunction(Environment):
         """Computes on the host, where what it reads lies, into buffers from which the result is fetched."""
         block, common = self._blocks[segment.place], self._common.setdefault("on the host", Common())
         read = {name: self.for_host(each) for name, each in segment.reads.items()}
-        held = [self._hold(self._values[name]) for name in segment.reads]
         made: list[Tensor] = []
         for name in segment.needed:
             shape = block.shape(name)
@@ -234,7 +231,7 @@ class RunningFunction(Environment):
             buffer = self._buffer(Tier.HOST, name, extents, dtype)
             made.append(buffer.as_tensor(extents, dtype))
             self._bind(name, TensorEntry(made[-1], shape.names, buffer=buffer))
-            held.append(self._hold(self._values[name]))
+        held = [self._hold(self._values[name]) for name in (*segment.reads, *segment.needed)]
 
         def compute() -> None:
             values = Values({name: each() for name, each in read.items()}, common)
