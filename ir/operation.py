@@ -129,6 +129,8 @@ class Operation(metaclass=_Abstract):
     """It multiplies matrices, and its kernel is named after it."""
     takes_f8: ClassVar[bool] = False
     """Operands may be 8-bit floats, which are kept, moved, chosen among and multiplied, and nothing else."""
+    n_lying: ClassVar[int | None] = None
+    """How many of the first operands lie where the first lies; those behind are on the device. None for all."""
 
     def shapes(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         """The shapes of the results. Raises a `DiagnosticError` without a place where the operands do not fit."""
@@ -149,7 +151,8 @@ class Operation(metaclass=_Abstract):
     def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
         """Where the result lies, of a first operand that lies at `home`; None where that has to be on the device.
 
-        What computes nothing takes what lies in any memory, and leaves it there.
+        What computes nothing takes what lies in any memory, and leaves it there; attention is computed on the host
+        where its operands lie there.
         """
         return ON_DEVICE if home == ON_DEVICE else None
 

@@ -168,6 +168,7 @@ class Placement:
 
 
 ON_DEVICE = Placement()
+ON_HOST = Placement(((Tier.HOST, 100.0),))
 
 _COMPACT_DIM = re.compile(r"[A-Z][0-9]*")
 _SHORT_AXIS = re.compile(r"[a-z][0-9]*")

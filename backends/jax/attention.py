@@ -11,7 +11,7 @@ from shardwright.backends.jax.source_text import axes_text, number_text
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, einsum_letters, spread
 from shardwright.ir import ops
 from shardwright.ir.operation import Operation
-from shardwright.ir.types import DType, Partial, Reduction, TensorType
+from shardwright.ir.types import ON_DEVICE, ON_HOST, DType, Partial, Reduction, TensorType
 
 BLOCK = 512
 """Positions in a block."""
@@ -24,7 +24,23 @@ Lower = Callable[[Operation, Sequence[Term], TensorType, Lowering], str]
 
 
 def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
-    """A call of the helper `attend`: a tuple of the mean and the log-sum-exp where both are results, or a pair."""
+    """A call of the helper `attend`: a tuple of the mean and the log-sum-exp where both are results, or a pair.
+
+    JAX computes on the device: what lies on the host is brought there and the result back.
+    """
+    if result.placement == ON_HOST:
+        brought = [
+            replace(
+                t,
+                code=f"jax.device_put({t.code}, jax.memory.Space.Device)",
+                kind=replace(t.tensor, placement=ON_DEVICE),
+            )
+            if t.kind is not None and t.tensor.placement == ON_HOST
+            else t
+            for t in terms
+        ]
+        made = lower_attend(operation, brought, replace(result, placement=ON_DEVICE), lowering)
+        return f"jax.device_put({made}, jax.memory.Space.Host)"
     for helper in ("attend", "attend_on_tpu", "attend_by_cudnn", "attend_in_blocks"):
         lowering.use_helper(helper)
     (q, k, v), T, rows = (term.tensor for term in terms[:3]), operation.along, result.names[:-1]

@@ -40,7 +40,7 @@ def _resource(kernel: KernelCost) -> str:
         return f"links {''.join(work.collective.axes)}"
     if work.copied is not None:
         return "to device" if work.copied.inward else "from device"
-    return "device"
+    return "host" if work.on_host else "device"
 
 
 def _bounds(entries: tuple[RecordedEvent, ...], seen: list[KernelTiming], cost: Cost) -> Iterator[Bound]:

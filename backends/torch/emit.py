@@ -30,7 +30,7 @@ from shardwright.ir.memory_shares import rows_of
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement
-from shardwright.ir.types import ON_DEVICE, DType, TensorType
+from shardwright.ir.types import ON_DEVICE, ON_HOST, DType, TensorType
 from shardwright.ir.walk import names_of, states_set
 
 if TYPE_CHECKING:
@@ -355,35 +355,71 @@ class _Function:
     # ------------------------------------------------------------ operations
 
     def computed(self, let: Let, views: dict[str, _View], indent: str) -> None:
-        """The result of the operation's kernel, written down, and rounded where it is not of the result's format."""
-        operation, results = let.operation, let.results
+        """Calls the operation's kernel, on the device or where its operands lie on the host."""
+        if isinstance(let.operation, ops.Attend | ops.Update) and let.results[0].concrete.placement == ON_HOST:
+            self.on_host(let, views, indent)
+            return
         args: list[Argument] = []
         for operand in let.operands:
             if isinstance(operand, Number):
                 args.append(operand)
                 continue
-            code, names = (
-                Code(self.near(views[operand], operand, kept=isinstance(operation, _VIEWS))),
-                self.here(views[operand]).names,
-            )
-            kind = self.kinds[operand]
-            extents = [kind.shape.size(name) for name in names]
-            args.append(NamedTensor(cast("Tensor", code), names, kind.dtype, None, extents))
+            code = self.near(views[operand], operand, kept=isinstance(let.operation, _VIEWS))
+            args.append(self.argument(code, operand, views))
+        for value, code in zip(let.results, self.kernel(let, args, Code("run.device"), indent), strict=True):
+            name = self.python(value.name)
+            self.body += assigned(name, code, str(value.concrete), indent)
+            views[value.name] = _View(name, value.concrete.names, len(self.loops))
+
+    def on_host(self, let: Let, views: dict[str, _View], indent: str) -> None:
+        """A function of its own, which the host runs over values as they lie there."""
+        args: list[Argument] = []
+        params: list[str] = []
+        given: list[str] = []
+        for operand in let.operands:
+            if isinstance(operand, Number):
+                args.append(operand)
+                continue
+            view = self.here(views[operand])
+            given.append(view.code if view.kind == "far" else self.near(views[operand], operand, kept=False))
+            params.append(self.fresh(operand))
+            args.append(self.argument(params[-1], operand, views))
+        function = self.fresh(f"{let.results[0].name}_on_host")
+        around, self.body = self.body, list[str]()
+        codes = self.kernel(let, args, Code('torch.device("cpu")'), indent + "    ")
+        inside, self.body = self.body, around
+        if not self.body[-1].endswith(":"):
+            self.body.append("")
+        self.body += [f"{indent}def {function}({', '.join(params)}):", *inside]
+        self.body += [*broken(f"return {bare_or_tuple(codes)}", indent + "    "), ""]
+        names = [self.python(value.name) for value in let.results]
+        kinds = ", ".join(str(value.concrete) for value in let.results)
+        self.body += assigned(", ".join(names), f"run.on_host({', '.join([function, *given])})", kinds, indent)
+        for name, value in zip(names, let.results, strict=True):
+            views[value.name] = _View(name, value.concrete.names, len(self.loops), "far")
+
+    def argument(self, code: str, operand: str, views: Mapping[str, _View]) -> NamedTensor:
+        names, kind = self.here(views[operand]).names, self.kinds[operand]
+        extents = [kind.shape.size(name) for name in names]
+        return NamedTensor(cast("Tensor", Code(code)), names, kind.dtype, None, extents)
+
+    def kernel(self, let: Let, args: list[Argument], device: Code, indent: str) -> list[str]:
+        """The results of the operation's kernel, written down, and rounded where it is not of their format."""
+        operation, results, torch = let.operation, let.results, Code("torch")
 
         def named(value: Code, *wishes: str) -> Any:
             made = [self.fresh(wish) for wish in wishes]
             self.body += broken(f"{', '.join(made)} = {value}".replace("'", '"'), indent)
             return Code(made[0]) if len(made) == 1 else tuple(map(Code, made))
 
-        torch = Code("torch")
-        call = TensorCall(args, [value.shape for value in results], Code("run.device"), None, torch, Code(), named)
+        call = TensorCall(args, [value.shape for value in results], device, None, torch, Code(), named)
         made = kernel_of(operation)(operation, call)
         exact = keeps_format(operation, args, results[0].shape.dtype)
-        for value, each in zip(results, made if isinstance(made, tuple) else (made,), strict=True):
-            code = each if exact else rounded(each, value.shape.dtype, torch)
-            name = self.python(value.name)
-            self.body += assigned(name, str(code).replace("'", '"'), str(value.concrete), indent)
-            views[value.name] = _View(name, value.concrete.names, len(self.loops))
+        codes = [
+            each if exact else rounded(each, value.shape.dtype, torch)
+            for value, each in zip(results, made if isinstance(made, tuple) else (made,), strict=True)
+        ]
+        return [str(code).replace("'", '"') for code in codes]
 
 
 _VIEWS = (ops.Take, ops.Alias, ops.Rename, ops.Split, ops.Merge, ops.Convert, ops.Bitcast)

@@ -6,7 +6,7 @@ other names; a buffer is given back when the last name of what lies in it is dro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -114,6 +114,32 @@ class Environment(Unrolling):
                 entry = replace(entry, rows=latest[1])
             found = self._whole(entry)
         return found
+
+    def for_host(self, read: SegmentRead) -> Callable[[], Tensor]:
+        """A value for the host to compute with, to be asked for when all is done that it waits for."""
+        if home_of(read.kind) == ON_DEVICE:
+            tensor = self._tensor(read)
+            key = "copy for the host", tensor.data_ptr()
+            if key not in self._common:
+                self._common[key] = tensor, tensor.to("cpu", copy=True)
+            return lambda found=self._common[key][1]: found
+        entry = self._seen(read)
+        assert entry is not None
+        if entry.tensor is not None:
+            return lambda: entry.tensor  # pyright: ignore[reportReturnType]
+        assert entry.home is not None
+        found, rows = entry.home.view_on_host(entry.part), entry.rows
+        if found is None:
+            return lambda: self._whole(entry)
+        if rows is None:
+            return lambda: found
+
+        def with_rows() -> Tensor:
+            made = found.clone()
+            put(made, entry.names, rows)
+            return made
+
+        return with_rows
 
     def _zeros(self, read: SegmentRead) -> Tensor:
         import torch

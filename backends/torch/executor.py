@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class Far(NamedTuple):
         """A copy on the device."""
         pieces = [piece.to(device, copy=True) for piece in self.pieces]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, self.axis)
+
+    def joined(self, device: torch.device) -> Tensor:
+        """All of it where it lies, or on the device where that is in several memories."""
+        return self.pieces[0] if len(self.pieces) == 1 else self.read(device)
 
     def write(self, value: Tensor) -> None:
         """New numbers for the whole value."""
@@ -109,9 +113,20 @@ class Run:
         self._sets = [each for each in self._sets if not each.done() or each.exception() is not None]
         self._sets.append(
             self._copies.submit(
-                self._on_stream, lambda: state.write(value.read(self.device) if isinstance(value, Far) else value)
+                self._on_stream, lambda: state.write(value.joined(self.device) if isinstance(value, Far) else value)
             )
         )
+
+    def on_host(self, function: Callable[..., Tensor | tuple[Tensor, ...]], *given: Far | Tensor) -> Any:
+        """Computes on the host, in its turn among the copies, with values in its memory: a value there, or several."""
+        self._computed()
+        cpu = torch.device("cpu")
+
+        def computed() -> Far | tuple[Far, ...]:
+            made = function(*(each.joined(cpu) if isinstance(each, Far) else each.to(cpu) for each in given))
+            return tuple(Far((each,)) for each in made) if isinstance(made, tuple) else Far((made,))
+
+        return self._copies.submit(self._on_stream, computed).result()
 
     def finish(self) -> None:
         """Waits for what has been set; raises what the first failure among these has raised."""

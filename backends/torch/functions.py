@@ -118,7 +118,19 @@ def attend(
 def attend_some(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, scale: float, softcap: float, lse: bool
 ) -> tuple[Tensor, Tensor]:
-    """As `attend`, of so few queries that the mask has room, by the kernel that fits; the sum only with `lse`."""
+    """As `attend`, of so few queries that the mask has room, by the kernel that fits; the sum only with `lse`.
+
+    A CPU's products in 16 bits are slow: of few queries they are in f32, of as many rows as lie in its caches.
+    """
+    if q.device.type == "cpu" and q.element_size() == 2 and q.shape[1] * q.shape[2] <= 8:
+        n = max(1, (torch.get_num_threads() << 20) // (8 * k.shape[2] * k.shape[3]))
+        parts: list[tuple[Tensor, Tensor]] = []
+        for i in range(0, q.shape[0], n):
+            seen = visible if visible is None or len(visible) == 1 else visible[i : i + n]
+            rows, keys, values = (x[i : i + n].float() for x in (q, k, v))
+            parts.append(attend_some(rows, keys, values, seen, causal, scale, softcap, lse))
+        mean, total = parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
+        return mean.to(q.dtype), total
     mask = None if visible is None else torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
     if softcap or (lse and (q.device.type != "cpu" or v.shape[-1] != q.shape[-1])):
         scores = torch.matmul(q.float(), k.float().mT) * scale

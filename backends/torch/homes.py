@@ -167,18 +167,26 @@ class Home:
 
     def view(self, part: Part) -> Tensor | None:
         """A part where it lies, None where the device cannot compute with it so."""
-        if self.elsewhere:
+        return None if self.elsewhere else self._view(part, Tier.DEVICE)
+
+    def view_on_host(self, part: Part) -> Tensor | None:
+        """A part where it lies on the host, None where the host cannot compute with it so."""
+        tiers = {rows.tier for rows in self.pieces if rows.count}
+        if self.coding.quantized is not None or not (tiers == {Tier.HOST} or (tiers and self.tiers.in_place)):
             return None
+        return self._view(part, *tiers) if len(tiers) == 1 else None
+
+    def _view(self, part: Part, tier: Tier) -> Tensor | None:
         key = tuple([each if isinstance(each, int) else -1 for each in part])
         found = self.views.get(key)
         if found is not None:
             return found
-        whole = self.whole.get(Tier.DEVICE)
+        whole = self.whole.get(tier)
         if whole is None:
             covered = self.covered(part)
             if len(covered) > 1:
                 return None
-            raw = self.kept[covered[0], Tier.DEVICE]
+            raw = self.kept[covered[0], tier]
         else:
             at = (part[self.names.index(name)] for name in self.layout.lead)
             raw = whole[tuple(at)]

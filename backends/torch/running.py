@@ -20,8 +20,10 @@ from shardwright.backends.torch.entries import TensorEntry, Transfer, fits, is_s
 from shardwright.backends.torch.environment import Environment
 from shardwright.backends.torch.event_threads import CancelledError, EventThreads, TimedEvent
 from shardwright.backends.torch.homes import Home, Job, Part, state_layout
+from shardwright.backends.torch.kernels.prepared import Common
 from shardwright.backends.torch.shards import held_in
 from shardwright.backends.torch.streams import Streams, streams_of
+from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of, in_order
 from shardwright.cost.programs.unrolling import Action, Event, Resource
@@ -81,12 +83,13 @@ class RunningFunction(Environment):
 
     def _compile(self, segments: Sequence[Segment]) -> None:
         for number, segment in enumerate(segments):
-            if segment.kind is SegmentKind.COMPUTE:
+            if segment.kind in (SegmentKind.COMPUTE, SegmentKind.HOST):
+                device = self.tiers.processor if segment.kind is SegmentKind.HOST else self.tiers.device
                 shapes = {name: read.kind.shape for name, read in segment.reads.items()}
                 state = self.program.state_names
                 fragile = self._set_later(segments, number)
                 self._blocks[segment.place] = CompiledBlock(
-                    segment.statements, shapes, state, segment.needed, self.sizes, self.tiers.device, fragile,
+                    segment.statements, shapes, state, segment.needed, self.sizes, device, fragile,
                     self.options.sparse, set(segment.last), held_in(segment.reads), self.options.to,
                 )  # fmt: skip
             elif segment.kind is SegmentKind.UPDATE:
@@ -175,6 +178,8 @@ class RunningFunction(Environment):
 
     def emit(self, event: Event, segment: Segment) -> None:
         match event.action:
+            case Action.COMPUTE if segment.kind is SegmentKind.HOST:
+                self._on_host(event, segment)
             case Action.COMPUTE if segment.kind is SegmentKind.UPDATE:
                 self._here(event, partial(self._update, segment))
             case Action.COMPUTE:
@@ -214,6 +219,27 @@ class RunningFunction(Environment):
             buffer = self.buffers.of(tensor)
             entry = TensorEntry(tensor, block.shape(name).names, buffer=buffer)
             self._bind(name, entry, shared=True)
+
+    def _on_host(self, event: Event, segment: Segment) -> None:
+        """Computes on the host, where what it reads lies, into buffers from which the result is fetched."""
+        block, common = self._blocks[segment.place], self._common.setdefault("on the host", Common())
+        read = {name: self.for_host(each) for name, each in segment.reads.items()}
+        made: list[Tensor] = []
+        for name in segment.needed:
+            shape = block.shape(name)
+            extents, dtype = tuple(dim.size for dim in shape.dims), held_as(shape.dtype)
+            buffer = self._buffer(Tier.HOST, name, extents, dtype)
+            made.append(buffer.as_tensor(extents, dtype))
+            self._bind(name, TensorEntry(made[-1], shape.names, buffer=buffer))
+        held = [self._hold(self._values[name]) for name in (*segment.reads, *segment.needed)]
+
+        def compute() -> None:
+            values = Values({name: each() for name, each in read.items()}, common)
+            block.run(values)
+            for target, found in zip(made, block.outputs(values), strict=True):
+                target.copy_(found)
+
+        self._see_to(event, compute, *held)
 
     def _counted(self, segment: Segment, block: CompiledBlock, values: Values) -> None:
         """Computes, and counts what lives at once, as it does the first time."""
@@ -333,13 +359,13 @@ class RunningFunction(Environment):
             if buffer is not None:
                 self.buffers.give_back(buffer)
 
-    def _see_to(self, event: Event, write: Job, held: Buffer | None) -> None:
-        """An event of the device or of another resource, for which a buffer is held."""
+    def _see_to(self, event: Event, write: Job, *held: Buffer | None) -> None:
+        """An event of the device or of another resource, for which buffers are held."""
         if event.resource is Resource.DEVICE:
             self._here(event, write)
-            self._let_go(held)
+            self._let_go(*held)
         else:
-            self._hand(event, write, partial(self._let_go, held))
+            self._hand(event, write, partial(self._let_go, *held))
 
     def _arrive(self, segment: Segment) -> None:
         """Makes of what has arrived the tensors that are computed with."""

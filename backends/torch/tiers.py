@@ -37,6 +37,13 @@ class Tiers:
     in_place: bool = False
 
     @property
+    def processor(self) -> torch.device:
+        """The host's own, as PyTorch has it."""
+        import torch
+
+        return torch.device("cpu")
+
+    @property
     def at_hand(self) -> frozenset[Tier]:
         """The memories with whose values the device computes where they lie."""
         return frozenset((Tier.DEVICE, Tier.HOST)) if self.in_place else frozenset((Tier.DEVICE,))

@@ -92,13 +92,19 @@ class Switched:
 Interconnect = Torus | Switched
 
 
+HOST_MEMORY_BYTES_PER_S = 1.28e11
+"""Of six channels of DDR4-2666: where a file does not say what the host's memory gives."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """The link between a device and its host's memory, bytes a second each way, which so many devices share."""
+    """The link between a device and its host's memory, bytes a second each way, and what the host's own computation
+    gets of that memory; so many devices share both."""
 
     to_device_bytes_per_s: float
     from_device_bytes_per_s: float
     shared_by: int = 1
+    memory_bytes_per_s: float = HOST_MEMORY_BYTES_PER_S
 
 
 PricedBy = Literal["calibrated", "inherited", "datasheet"]
@@ -182,8 +188,8 @@ class Host:
 
     @property
     def memory_rate(self) -> float:
-        """Bytes a second of the host's memory; that of six channels of DDR4-2666 where the file does not say."""
-        return self.memory_bytes_per_s or 1.28e11
+        """Bytes a second of the host's memory."""
+        return self.memory_bytes_per_s or HOST_MEMORY_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +424,8 @@ def _level(row: TomlTable) -> NetworkLevel:
 
 def _host_link(link: TomlTable) -> HostLink:
     to_device, from_device = link.rate("to_device_bytes_per_s"), link.rate("from_device_bytes_per_s")
-    return HostLink(to_device, from_device, link.optional("shared_by", link.count, 1))
+    memory = link.optional("memory_bytes_per_s", link.rate, HOST_MEMORY_BYTES_PER_S)
+    return HostLink(to_device, from_device, link.optional("shared_by", link.count, 1), memory)
 
 
 def _disk(rows: TomlTable) -> Disk:

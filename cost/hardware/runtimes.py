@@ -49,27 +49,28 @@ NAMES = tuple(item.name for item in fields(RuntimeConstants))
 class Runtime:
     """How a runtime behaves.
 
-    `whole_tensors`: shares of weights are rounded to whole tensors; else to rows. `synchronised`: every step (a part
-    of a layer for one batch) waits for all copies before the next begins; else copies run ahead freely. `overlapped`:
-    copies and computation run at the same time; else one after the other. `blocks`: several batches use a layer's
-    weights before the next layer; else one batch runs row by row. `attends_on_host`: the host can compute attention,
-    for which the device waits. `pinned_weights`: weights in host memory are pinned. `pinned_cache`: so is the cache.
-    Where it is not, a copy holds up the thread that starts the computation. `relays`: the thread that has read a tensor
-    from disk copies it to the device; else pieces are copied while others are read. `offloads_cache`: cache and hidden
-    states may
-    leave the device. `weights_together`: who plans for it puts all weights on one tier. `quantizes`: it can keep
-    weights and cache quantized in groups.
+    `whole_tensors`: shares of weights are rounded to whole tensors; else to rows. `synchronised`: every step (a
+    part of a layer for one batch) waits for all copies before the next begins; else copies run ahead freely.
+    `overlapped`: copies and computation run at the same time; else one after the other. `blocks`: several batches
+    use a layer's weights before the next layer; else one batch runs row by row. `attends_on_host`: the host can
+    compute attention, for which the device waits; with `whole_caches` over a cache that lies there whole alone.
+    `pinned_weights`: weights in host memory are pinned. `pinned_cache`: so is the cache. Where it is not, a copy
+    holds up the thread that starts the computation. `relays`: the thread that has read a tensor from disk copies it
+    to the device; else pieces are copied while others are read. `offloads_cache`: cache and hidden states may leave
+    the device. `weights_together`: who plans for it puts all weights on one tier. `quantizes`: it can keep weights
+    and cache quantized in groups.
 
-    `memory` is the share of the device memory's rate that its kernels reach, `cache_passes` how often attention on the
-    device goes over the cache, `score_bytes` the traffic of one attention score in prefill, `elementwise` how often
-    what the operations of a layer that are no products read and write is counted, 0 where it is in other constants.
-    `knee` is the part of the shorter of reading weights and multiplying with them that the longer does not hide.
-    `store_cache_bytes_per_s`, `store_hidden` (a share of the link) and `disk_write` (of the disk's rate) are what
-    writing gets. `weight_layers` of weights that are not at home on the device lie there while the model runs, and the
-    cache of the device lies there `cache_copies` times. `reserve_bytes` of the device are taken by the runtime itself.
-    `step_overhead_s` is added to each step, where copies run ahead to its computation. `shares_device` is the part of
-    the shorter of computation and copies that is not hidden behind the longer, where the device is the processor that
-    copies, too.
+    `memory` is the share of the device memory's rate that its kernels reach, `cache_passes` how often attention on
+    the device goes over the cache, `score_bytes` the traffic of one attention score in prefill, `elementwise` how
+    often what the operations of a layer that are no products read and write is counted, 0 where it is in other
+    constants. `knee` is the part of the shorter of reading weights and multiplying with them that the longer does
+    not hide. `store_cache_bytes_per_s`, `store_hidden` (a share of the link) and `disk_write` (of the disk's rate)
+    are what writing gets. `weight_layers` of weights that are not at home on the device lie there while the model
+    runs, and the cache of the device lies there `cache_copies` times; attention on the host takes `host_copy_bytes`
+    beside an element of a batch's cache. `reserve_bytes` of the device are taken by the runtime itself.
+    `step_overhead_s` is added to each step, where copies run ahead to its computation. `shares_device` is the part
+    of the shorter of computation and copies that is not hidden behind the longer, where the device is the processor
+    that copies, too.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Runtime:
     overlapped: bool
     blocks: bool
     attends_on_host: bool
+    whole_caches: bool
     pinned_weights: bool
     pinned_cache: bool
     relays: bool
@@ -93,12 +95,19 @@ class Runtime:
     store_hidden: float
     disk_write: float
     weight_layers: float
+    host_copy_bytes: float
     cache_copies: float
     reserve_bytes: float
     step_overhead_s: float
     shares_device: float
     constants: RuntimeConstants
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+    @property
+    def attention_places(self) -> tuple[bool, ...]:
+        """The choices of whether the host computes attention; it does not where its rate is 0, as on a machine whose
+        device is the host."""
+        return (True, False) if self.attends_on_host and self.constants.host_attention else (False,)
 
     @property
     def movable(self) -> tuple[str, ...]:

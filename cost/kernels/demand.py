@@ -17,6 +17,9 @@ its word and back with its sign, converted, and rounded to bf16 into half a word
 arithmetic in less than 32 bits, as those of TPUs before v6 are."""
 
 
+_HOST_LINK: Final = "[host_link]: to_device_bytes_per_s, from_device_bytes_per_s"
+
+
 def demand_of(work: Work, topology: Topology) -> KernelDemand:
     """Seconds of each resource for one execution. Raises where the chip has no rate for a product's number format."""
     if work.collective is not None:
@@ -25,6 +28,12 @@ def demand_of(work: Work, topology: Topology) -> KernelDemand:
     chip = topology.chip
     if work.copied is not None:
         return KernelDemand(copy_s=copy_s(work.copied, topology), kernels=0)
+    if work.on_host:
+        link, n_chips = chip.host_link, math.prod(size for _, size in topology.mesh)
+        if link is None:
+            raise _no_rate(chip, "host", _HOST_LINK)
+        rate = link.memory_bytes_per_s / min(n_chips, link.shared_by)
+        return KernelDemand(memory_s=(work.bytes_read + work.bytes_written) / rate, kernels=0)
     memory_s = (work.bytes_read + work.bytes_written - work.behind - work.beside) / chip.memory_bytes_per_s
     behind_s, beside_s = work.behind / chip.memory_bytes_per_s, work.beside / chip.memory_bytes_per_s
     product_s = sum(compute_s(product, chip) for product in work.products)
@@ -43,7 +52,7 @@ def copy_s(copied: MemoryCopy, topology: Topology) -> float:
     longest = 0.0
     if copied.link_bytes:
         if link is None:
-            raise _no_rate(chip, "link to its host", "[host_link]: to_device_bytes_per_s, from_device_bytes_per_s")
+            raise _no_rate(chip, "link to its host", _HOST_LINK)
         rate = link.to_device_bytes_per_s if copied.inward else link.from_device_bytes_per_s
         longest = copied.link_bytes * min(n_chips, link.shared_by) / rate
     if copied.disk_bytes:

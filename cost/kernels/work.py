@@ -12,9 +12,9 @@ from shardwright.cost.kernels.body import BodyKernels, Kernel, fused
 from shardwright.cost.kernels.fusion import windows_of
 from shardwright.cost.movements.movement import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
-from shardwright.ir.ops import Attend, Contract, Foreign, Grouped, Movement, Roll, Start
+from shardwright.ir.ops import Attend, Contract, Foreign, Grouped, Movement, Roll, Start, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Scope
-from shardwright.ir.types import DType, Placement, Shape, TensorType, Tier
+from shardwright.ir.types import ON_HOST, DType, Placement, Shape, TensorType, Tier
 from shardwright.ir.walk import operand_names
 
 
@@ -78,6 +78,11 @@ class Work:
     behind: int = 0
     beside: int = 0
     starts: int = 1
+
+    @property
+    def on_host(self) -> bool:
+        """True if the host does it, where what it reads lies: attention, or rows written."""
+        return isinstance(self.statement.operation, Attend | Update) and self.result.placement == ON_HOST
 
     @property
     def bytes_read(self) -> int:
@@ -194,7 +199,8 @@ class _Reader:
             round(kernel.written),
             types[root.results[0].name],
             round(kernel.widened),
-            in_flight=isinstance(operation, Start | Roll),
+            in_flight=isinstance(operation, Start | Roll)
+            or (isinstance(operation, Attend | Update) and types[root.results[0].name].placement == ON_HOST),
             late=_late(kernel, block),
             behind=round(kernel.behind),
             beside=round(kernel.beside),

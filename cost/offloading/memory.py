@@ -16,9 +16,6 @@ from shardwright.cost.offloading.placement import place
 from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.sizes import Sizes
 
-_ATTENTION_BYTES = 4
-"""Attention on the host is computed in f32."""
-
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
@@ -74,7 +71,7 @@ def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
         passing += batch * cached * sizes.cache_element_bytes
     in_flight = 2 * batch * hidden.elsewhere
     host_home = host + policy.cache.host * cache
-    attention = batch * policy.cache.elsewhere * cached * _ATTENTION_BYTES if on_host else 0.0
+    attention = batch * policy.cache.elsewhere * cached * runtime.host_copy_bytes if on_host else 0.0
     return Peaks(
         at_home + working + (hidden.device * block + in_flight) * prompt + batch * sizes.prefill_working,
         at_home + working + (hidden.device * block + in_flight) * token + batch * sizes.decode_working + passing,
@@ -86,8 +83,8 @@ def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
 
 def attends_on_host(policy: Policy, runtime: Runtime) -> bool:
     """True if the host computes attention over its part of the cache; a cache in few bits is attended on the device."""
-    asked = policy.host_attention and runtime.attends_on_host
-    return asked and not policy.quantized_cache and policy.cache.elsewhere > 0
+    there = policy.cache.host == 1.0 if runtime.whole_caches else policy.cache.elsewhere > 0
+    return policy.host_attention and True in runtime.attention_places and not policy.quantized_cache and there
 
 
 def _unpacked(sizes: Sizes, policy: Policy) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 
 TIERS = ("device", "host", "disk")
+AttentionPlace = Literal["device", "host"]
 _ORDER = "gbs,ngb,wg,wc,cg,cc,hg,hc"
 _KEYS = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
 

@@ -9,7 +9,7 @@ from typing import Any
 from shardwright.cost.hardware.chips import Machine
 from shardwright.cost.hardware.runtimes import Runtime, RuntimeRates, rates_of
 from shardwright.cost.offloading.memory import Peaks, attends_on_host, capacities, peaks_of
-from shardwright.cost.offloading.policy import TIERS, Policy
+from shardwright.cost.offloading.policy import TIERS, AttentionPlace, Policy
 from shardwright.cost.offloading.sizes import Sizes
 from shardwright.cost.offloading.times import BlockTimes, times_of
 from shardwright.ir.mesh import ONE_CHIP, Mesh
@@ -97,7 +97,8 @@ class OffloadSetting:
     al. 2023, section 4.4), and the batches of a block into as many groups, as far as there are batches. A stage takes
     one group after the other through its layers, and loads their weights for each: prefill fills and drains the
     pipeline with the groups, and a token takes as many rounds as there are stages. On a `mesh` the sizes are those of
-    one chip, which has such a machine to itself. What is sent between machines is not priced.
+    one chip, which has such a machine to itself. What is sent between machines is not priced. Decode's `attention` over
+    a cache that is not on the device is computed there, or, where None, where that takes less time.
     """
 
     sizes: Sizes
@@ -107,6 +108,12 @@ class OffloadSetting:
     devices: int = 1
     dtype: str = "f16"
     mesh: Mesh = ONE_CHIP
+    attention: AttentionPlace | None = None
+
+    @property
+    def attention_places(self) -> tuple[bool, ...]:
+        """The choices of whether the host computes attention: where it is asked for, else the runtime's."""
+        return self.runtime.attention_places if self.attention is None else (self.attention == "host",)
 
     @cached_property
     def rates(self) -> RuntimeRates:

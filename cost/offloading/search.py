@@ -108,7 +108,7 @@ def fitting_shares(setting: OffloadSetting, policy: Policy) -> Policy | None:
 def _kinds(setting: OffloadSetting, compressions: Sequence[Compression]) -> Iterator[Policy]:
     """Where attention is computed, what is compressed, and where weights lie that are not divided."""
     for weights, cache in compressions:
-        on_host = (True, False) if setting.runtime.attends_on_host and not cache else (False,)
+        on_host = (False,) if cache else setting.attention_places
         for host, home in product(on_host, _weights(setting)):
             yield Policy(1, 1, home, _WHOLE, _WHOLE, weights, cache, host)
 

@@ -97,11 +97,13 @@ class _Course:
         self.landing.pop(work.name, None)
 
     def links(self, work: Work) -> tuple[str, ...]:
-        """The links that a transfer occupies, nothing for kernels."""
+        """The links that a transfer occupies, the host for what it computes, nothing for other kernels."""
         if work.collective is not None:
             return work.collective.axes if self.axes_apart else ("links",)
         if work.copied is not None:
             return ("to device" if work.copied.inward else "from device",)
+        if work.on_host:
+            return ("host",)
         return ()
 
     def wait(self, until: float, number: int) -> None:

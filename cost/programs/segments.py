@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from shardwright.ir.ops import Alias, Fetch, Rename, Start, Store, Take, Update, Wait
+from shardwright.ir.ops import Alias, Attend, Fetch, Rename, Start, Store, Take, Update, Wait
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement, slice_view
 from shardwright.ir.types import ON_DEVICE, Placement, Tier, ValueType
 from shardwright.ir.walk import Position, names_freed, names_used, operand_names, reads
@@ -21,6 +21,7 @@ class SegmentKind(StrEnum):
     """The kind of the statements of a segment."""
 
     COMPUTE = "compute"
+    HOST = "host"
     ADDRESS = "address"
     FETCH = "fetch"
     PREFETCH = "prefetch"
@@ -83,7 +84,7 @@ class Segment:
 
     @property
     def only(self) -> Let:
-        """The single operation of a store or an update."""
+        """The single operation of a store, an update, or what the host computes."""
         (let,) = self.lets
         return let
 
@@ -231,7 +232,7 @@ class _Divider:
         return True
 
 
-_ALONE = (SegmentKind.LOOP, SegmentKind.STORE, SegmentKind.SET, SegmentKind.UPDATE)
+_ALONE = (SegmentKind.LOOP, SegmentKind.STORE, SegmentKind.SET, SegmentKind.UPDATE, SegmentKind.HOST)
 
 
 def _joining(kind: SegmentKind, made: Sequence[Segment]) -> Segment | None:
@@ -269,6 +270,8 @@ def let_kind(statement: Let, scope: Scope, fetched: Set[str] = frozenset()) -> S
             return SegmentKind.ADDRESS
         case Update() if statement.operands[0] in fetched:
             return SegmentKind.UPDATE
+        case Attend() if homes[0] != ON_DEVICE:
+            return SegmentKind.HOST
         case _:
             return SegmentKind.COMPUTE
 

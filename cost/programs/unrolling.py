@@ -9,6 +9,7 @@ it has been done, and goes on beside what follows on a resource of its own:
     free w_here                       the buffer is given back
     y_going = start(store[host](y))   a copy from the device
     set k = update[T](k, rows, pos)   a write where k lives
+    o = attend[T, D](q, k, v)         a computation of the host, where q, k and v lie there
 
 Simulating the events (`cost.offloading.simulation`) gives a price, doing them (`backends.torch.running`) a run: both
 walk what is here.
@@ -166,6 +167,8 @@ class Unrolling:
                     self.set_state(segment)
                 case SegmentKind.ADDRESS:
                     self.address(segment)
+                case SegmentKind.HOST:
+                    self.on_host(segment)
                 case SegmentKind.FREE:
                     self.event(Action.FREE, segment, after=self.landings(segment, pop=True))
                 case _:
@@ -312,6 +315,16 @@ class Unrolling:
         nbytes = 0 if copied else kind.shape.elements * kind.shape.dtype.bits // 8
         number = self.event(Action.STORE, segment, resource, (), nbytes)
         self._landing[statement.results[0].name] = (number,)
+
+    def on_host(self, segment: Segment) -> None:
+        """Computes on the host, beside the device: what follows waits where it fetches the result."""
+        resource = Resource.DEVICE if Tier.HOST in self.at_hand else Resource.HOST
+        number = self.event(Action.COMPUTE, segment, resource, self.written(segment))
+        for read in segment.reads.values():
+            if home_of(read.kind) != ON_DEVICE and (source := self.source_of(read)) is not None:
+                self.touched(source[0]).read(source[1], number)
+        for value in segment.only.results:
+            self._landing[value.name] = (number,)
 
     def address(self, segment: Segment) -> None:
         """Names for parts of what lies elsewhere; what is under way still is."""

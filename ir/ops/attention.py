@@ -10,7 +10,7 @@ from typing import ClassVar
 from shardwright.ir.operation import SOFTMAX, SUM, Arg, AxisRow, Context, Operation, misuse, same_dtype, whole_row
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
 from shardwright.ir.text.syntax import OptionStatic, Static, WordStatic
-from shardwright.ir.types import DType, Shape, State
+from shardwright.ir.types import ON_DEVICE, ON_HOST, DType, Placement, Shape, State
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,14 @@ class Attend(Operation):
 
     q has D and no T, k has both, v has T. All else that k and v have, q has too, but for the width of the result: the
     one other dimension of v, D again or any that q lacks. The result has q's dimensions and then the width.
+
+    Where q, k and v lie on the host it is computed there, and leaves its results there; positions are on the device.
     """
 
     keyword: ClassVar[str] = "attend"
     arity: ClassVar[tuple[int, int]] = (3, 3)
     result_words: ClassVar[tuple[str, ...]] = ("o", "lse")
+    n_lying: ClassVar[int | None] = 3
     along: str
     contracted: str
     causal: str | None = None
@@ -164,6 +167,9 @@ class Attend(Operation):
             )
         if not (math.isfinite(self.scale) and math.isfinite(self.softcap) and self.softcap >= 0):
             raise misuse("bad-static", "attend: scale is a finite number, softcap one that is not negative")
+
+    def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
+        return home if home in (ON_DEVICE, ON_HOST) else None
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         more = len(args) - 3

@@ -242,6 +242,7 @@ class Update(Operation):
     keyword: ClassVar[str] = "update"
     arity: ClassVar[tuple[int, int]] = (3, 3)
     takes_f8: ClassVar[bool] = True
+    n_lying: ClassVar[int | None] = 2
     dim: str
     indexed: tuple[str, ...] = ()
     wrap: bool = False

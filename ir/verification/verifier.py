@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Fix, Note, Span, fault, placed
@@ -11,6 +12,7 @@ from shardwright.ir.digits import Order, common_order, fitting_order
 from shardwright.ir.operation import Arg, Context, Number, misuse
 from shardwright.ir.ops import (
     Alias,
+    Attend,
     Concat,
     Contract,
     Elementwise,
@@ -20,7 +22,6 @@ from shardwright.ir.ops import (
     Roll,
     Take,
     Topk,
-    Update,
 )
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.strategies import (
@@ -30,7 +31,7 @@ from shardwright.ir.strategies import (
     relayout_text,
     written_movement,
 )
-from shardwright.ir.types import ON_DEVICE, OpenType, TensorType, ValueType
+from shardwright.ir.types import ON_DEVICE, ON_HOST, OpenType, TensorType, ValueType
 from shardwright.ir.verification.demands import check_divides
 from shardwright.ir.verification.extents import check_extents
 from shardwright.ir.verification.lifetimes import check_lifetimes
@@ -196,8 +197,9 @@ class _Checker:
             self.digits(statement, known[0], made[0])
 
     def memories(self, statement: Let, kinds: Sequence[TensorType | None], results: Sequence[TensorType]) -> None:
-        """Operands of computation are on the device, and so are results. Movements go from memory to memory; what
-        computes nothing leaves a value where it is; and a demanded type shares what is on the device among memories."""
+        """Operands of computation are on the device, and so are results, but for attention on the host. Movements go
+        from memory to memory; what computes nothing leaves a value where it is; and a demanded type shares what is on
+        the device among memories."""
         operation = statement.operation
         if isinstance(operation, Movement):
             return
@@ -205,18 +207,20 @@ class _Checker:
         lies = operation.lies(first.placement, first.shape, results[0].shape) if first is not None else ON_DEVICE
         taken = first.placement if first is not None and lies is not None else ON_DEVICE
         home = lies or ON_DEVICE
-        indices = 2 if isinstance(operation, Update) else len(kinds)
+        lying = len(kinds) if operation.n_lying is None else operation.n_lying
         what = operation.keyword or "a second name"
         for i, (operand, kind) in enumerate(zip(statement.operands, kinds, strict=True)):
             if kind is None:
                 continue
-            wanted = taken if i < indices else ON_DEVICE
+            wanted = taken if i < lying else ON_DEVICE
             if kind.placement != wanted:
                 there = "on the device" if wanted == ON_DEVICE else f"on {wanted}, as {statement.operands[0]} is"
                 fetched = Fix(str(operand), f"fetch({operand})")
                 way = Note("move it there, or fetch the other")
                 if wanted == ON_DEVICE:
                     way = Note(f"fetch it first: {fetched.new}", fixes=(fetched,))
+                    if isinstance(operation, Attend) and i < lying and kind.placement == ON_HOST:
+                        way = replace(way, message=f"{way.message}, or store[host](...) the others and attend there")
                 raise misuse("movement-missing", f"{what} takes {operand} {there}, and it is {kind}", way)
         for value, kind in zip(statement.results, results, strict=True):
             shared = (

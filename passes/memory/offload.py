@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from shardwright.ir.diagnostics import fault
-from shardwright.ir.ops import Alias, Fetch, Start, Store, Take, Update, Wait
+from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.ops import Alias, Attend, Fetch, Start, Store, Take, Update, Wait
 from shardwright.ir.program import Carry, Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
 from shardwright.ir.rewriter import Rewriter
-from shardwright.ir.types import ON_DEVICE, Placement, ValueType
+from shardwright.ir.types import ON_DEVICE, ON_HOST, Placement, ValueType
 from shardwright.ir.walk import program_values
 from shardwright.passes.base import Pass
+from shardwright.passes.memory.host_attention import attending_on_host
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,21 @@ class Offload(Pass):
     for its type, since `store` names one. When each movement happens, beside which computation, is the schedule's to
     say (docs/concepts/offloading.md). Raises where state that is shared along a loop's dimension is set in
     that loop.
+
+    Attention over a cache that lies on the host is computed there where its result is written to lie there,
+    `o: BLHD on host = attend[T, D](q, k, v)`, and with `attention=host` wherever queries have one position, as in
+    decode: its queries and the cache's new rows are stored, and its result is fetched.
     """
 
     name: ClassVar[str] = "offload"
+    attention: str = "device"
 
     def run(self, program: Program) -> Program:
+        if self.attention not in ("device", "host"):
+            raise fault("bad-option", f"offload: attention is device or host, not {self.attention}", NOWHERE)
         check_placed(program)
-        return replace(program, funcs=tuple(_offloaded(program, func) for func in program.funcs))
+        made = [attending_on_host(program, func, always=self.attention == "host") for func in program.funcs]
+        return replace(program, funcs=tuple(_offloaded(program, func, there) for func, there in made))
 
 
 def check_placed(program: Program) -> None:
@@ -69,8 +78,8 @@ def check_placed(program: Program) -> None:
             )
 
 
-def _offloaded(program: Program, func: Func) -> Func:
-    writer = _Writer(Rewriter.of(program, func))
+def _offloaded(program: Program, func: Func, there: frozenset[str]) -> Func:
+    writer = _Writer(Rewriter.of(program, func), there)
     scope = Scope.of(program, func)
     body = list(writer.block(func.body, scope))
     returns: list[str] = []
@@ -99,13 +108,15 @@ def _home(kind: ValueType) -> Placement:
 
 
 def _stays(statement: Let, scope: Scope) -> bool:
-    """Tells whether it only addresses a memory: one index of what lies there, or rows written that are there
-    already."""
+    """Tells whether it is done where its operands lie: one index of what lies there, rows written that are there
+    already, or attention on the host."""
     match statement.operation:
         case Take(stop=None):
             read = 1
         case Update():
             read = 2
+        case Attend():
+            read = 3
         case _:
             return False
     kinds = [scope.type_of(operand) for operand in statement.operands[:read] if isinstance(operand, str)]
@@ -118,7 +129,10 @@ def _stays(statement: Let, scope: Scope) -> bool:
 
 @dataclass
 class _Writer:
+    """Writes one function, in which the values `there` are made on the host."""
+
     writer: Rewriter
+    there: frozenset[str]
 
     def block(self, body: tuple[Statement, ...], scope: Scope) -> list[Statement]:
         """The statements with movements between them; what they define is defined in `scope`."""
@@ -154,6 +168,7 @@ class _Writer:
                 return [replace(statement, operation=Fetch())]
             # Another layout is demanded, and a fetch changes none: what is fetched is resharded.
             return [replace(statement, operands=(self.fetched(name, scope, made, here),))]
+        statement = self.brought(statement, scope, made)
         if _stays(statement, scope):
             return [statement]
         operands = tuple(
@@ -162,6 +177,15 @@ class _Writer:
         )
         made.append(replace(statement, operands=operands))
         return self.results_stored(made, scope)
+
+    def brought(self, statement: Let, scope: Scope, made: list[Statement]) -> Let:
+        """A statement with its new rows or queries on the host, where it is made there."""
+        if statement.results[0].name not in self.there or not isinstance(statement.operation, Attend | Update):
+            return statement
+        at = 1 if isinstance(statement.operation, Update) else 0
+        name = str(statement.operands[at])
+        stored = self.stored(name, scope, replace(scope.type_of(name), placement=ON_HOST), made)
+        return replace(statement, operands=(*statement.operands[:at], stored, *statement.operands[at + 1 :]))
 
     def results_stored(self, made: list[Statement], scope: Scope) -> list[Statement]:
         """Stores results, which are on the device first: the last statement, and a store for each result that lives

@@ -59,6 +59,12 @@ def add_planning(parser: Parser) -> None:
         help="price this policy: batch, batches in a block, and percent on device and host of weights, cache and "
         "hidden states; the rest is on disk. Or a file that --plan-only wrote",
     )
+    add(
+        "--attention",
+        choices=("device", "host"),
+        help="compute decode's attention over a cache on the host there, in place of fetching the cache to the device "
+        "(default: where that takes less time; of a run's given --policy the device, unless the file says host)",
+    )
     add("--latency", type=number(0.0), metavar="S", help="a block takes at most so many seconds")
     add("--compress", choices=("4bit",), help="keep the cache, and where it helps the weights, in 4 bits")
     add("--weights", choices=("int8", "int4"), help="keep the weights in so many bits, and the cache as it is")
@@ -126,6 +132,8 @@ def _mesh_options(args: argparse.Namespace) -> str | None:
 
 def _plan_options(args: argparse.Namespace) -> str | None:
     if not args.plan_only:
+        if args.attention and args.policy and args.policy.endswith(".shard"):
+            return f"{args.policy} says where attention is, `o: ... on host = attend(...)`: leave --attention out"
         if args.model.endswith(".shard"):
             return "a program is planned, not run: --plan-only; a run takes CHECKPOINT and --policy FILE.shard"
         return None
@@ -204,9 +212,13 @@ def _of_program(args: argparse.Namespace) -> tuple[str, PricedPolicy, str]:
         sizes, dtype = sizes_in(module, outline), program.weights[0].type.dtype
         machine = named or _measured(args, dtype)
         runtime = measured_on(runtime, machine)
-        setting = OffloadSetting(sizes, machine, runtime, not args.no_page_cache, dtype=str(dtype))
+        setting = OffloadSetting(
+            sizes, machine, runtime, not args.no_page_cache, dtype=str(dtype), attention=args.attention
+        )
         if args.policy is not None:
-            plan = best_priced(setting, [check_rows(policy, outline) for policy in read_policies(args.policy)])
+            plan = best_priced(
+                setting, [check_rows(policy, outline) for policy in read_policies(args.policy, args.attention)]
+            )
         else:
             plan = planned(setting, outline)
         return source.name, plan, plan_text(plan, source.name, filled(program, outline, plan.policy))
@@ -222,13 +234,14 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
 
     with located(Source("offload", "")):
         runtime, named = _runtime(args), _named(args)
-        policies = read_policies(args.policy) if args.policy is not None else None
+        policies = read_policies(args.policy, args.attention) if args.policy is not None else None
         model = model_of(args.model)
         dtype = _dtype(args)
         machine = named or _measured(args, dtype)
         setting = setting_of(
             model.model, machine, runtime, args.prompt_len, args.gen_len,
-            page_cache=not args.no_page_cache, devices=args.gpus, dtype=dtype, **_over_mesh(args),
+            page_cache=not args.no_page_cache, devices=args.gpus, dtype=dtype,
+            attention=args.attention, **_over_mesh(args),
         )  # fmt: skip
         compress, weights = args.compress is not None, WEIGHT_FORMATS.get(args.weights)
         if policies is None:
@@ -259,8 +272,13 @@ def _over_mesh(args: argparse.Namespace) -> dict[str, Any]:
 def _runtime(args: argparse.Namespace) -> Runtime:
     """The runtime that is priced: on this machine the one that runs here."""
     from shardwright.cost.hardware.runtimes import load_runtime
+    from shardwright.ir.diagnostics import NOWHERE, fault
 
-    return load_runtime(args.runtime or ("flexgen" if args.machine else "ours"))
+    runtime = load_runtime(args.runtime or ("flexgen" if args.machine else "ours"))
+    if args.attention == "host" and not runtime.attends_on_host:
+        message = f"{runtime.name} computes attention on the device alone"
+        raise fault("no-host-attention", message, NOWHERE, "--runtime ours and flexgen have it on the host, too")
+    return runtime
 
 
 def _named(args: argparse.Namespace) -> Machine | None:

@@ -392,4 +392,5 @@ def _options(args: argparse.Namespace, mesh: Mesh) -> RunOptions:
         args.latency,
         mesh,
         args.layout or DEFAULT_LAYOUT,
+        attention=args.attention,
     )

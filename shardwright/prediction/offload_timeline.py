@@ -158,8 +158,8 @@ def event_seconds(setting: OffloadSetting, policy: Policy, events: Sequence[Even
     """How long each event takes by the cost model; contention between streams is not in it. What a layer takes for a
     batch is shared out evenly over its computations, and so is what comes before and after the layers."""
     sizes, runtime, rates = setting.stage, setting.runtime, setting.rates
-    shares = Counter(event.trips for event in events if event.action is Action.COMPUTE)
-    made: dict[tuple[bool, int, int], float] = {}
+    shares = Counter((event.trips, event.resource) for event in events if event.action is Action.COMPUTE)
+    made: dict[tuple[bool, int, int], tuple[float, float]] = {}
 
     def computed(event: Event) -> float:
         trips, token = dict(event.trips), token_of(event)
@@ -172,9 +172,8 @@ def event_seconds(setting: OffloadSetting, policy: Policy, events: Sequence[Even
         if key not in made:
             parts = (sizes.attention, sizes.feedforward) if layer else (sizes.embedding, sizes.unembedding)
             loads = [computation(sizes, policy, runtime, rates, part, tokens, context) for part in parts]
-            device, host = sum(load.device for load in loads), sum(load.host for load in loads)
-            made[key] = device + host
-        return made[key] / shares[event.trips]
+            made[key] = sum(load.device for load in loads), sum(load.host for load in loads)
+        return made[key][event.resource is Resource.HOST] / shares[event.trips, event.resource]
 
     copied = rates.to_device if runtime.pinned_weights else rates.unpinned_to_device
     return by_rates(

@@ -9,7 +9,7 @@ from functools import lru_cache
 from shardwright.cost.hardware.chips import Machine
 from shardwright.cost.hardware.runtimes import Runtime, measured_on
 from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
-from shardwright.cost.offloading.policy import TIERS, Policy, shares
+from shardwright.cost.offloading.policy import TIERS, AttentionPlace, Policy, shares
 from shardwright.cost.offloading.pricing import OffloadSetting, PricedPolicy
 from shardwright.cost.offloading.search import Compression, PolicySearchResult, fastest, fitting_shares, search
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
@@ -69,12 +69,15 @@ def setting_of(
     dtype: DType = DType.F16,
     mesh: Mesh = ONE_CHIP,
     layout: str = "ws1d",
+    attention: AttentionPlace | None = None,
 ) -> OffloadSetting:
     """The setting that a policy is priced for. Raises where the model has fewer layers than there are devices."""
     sizes = model_sizes(model, prompt, generated, dtype, mesh, layout)
     if devices > sizes.layers:
         raise fault("too-many-stages", f"{sizes.layers} layers cannot be divided into {devices} stages of a pipeline")
-    return OffloadSetting(sizes, machine, measured_on(runtime, machine), page_cache, devices, str(dtype), mesh)
+    return OffloadSetting(
+        sizes, machine, measured_on(runtime, machine), page_cache, devices, str(dtype), mesh, attention
+    )
 
 
 def best_plan(

@@ -76,7 +76,9 @@ def test_models_run_alone(name: str, runner: subprocess.Popen[str], tmp_path: Pa
     from oracles.offloaded_models import placed_model
 
     placed = placed_model(name, rows=4, length=3, cache=6, policy="2,2,20,30,0,100,0,50")
-    check_alone(explicit(run_passes(placed, parse_pipeline("offload,schedule-blocks{batches=2}"))), runner, tmp_path)
+    made = explicit(run_passes(placed, parse_pipeline("offload,schedule-blocks{batches=2}")))
+    assert "run.on_host(" in emit(made)  # attention, where the cache lies
+    check_alone(made, runner, tmp_path)
 
 
 def check_alone(made: Program, runner: subprocess.Popen[str], tmp_path: Path) -> None:

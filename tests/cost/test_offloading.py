@@ -138,7 +138,7 @@ def test_memory_is_that_of_the_five_constraints() -> None:
     """Appendix A.3 with its slips corrected: working memory of attention in prefill whole, hidden states of one token
     in flight in decode."""
     sizes, policy = small(), Policy(4, 2, Shares(0.25, 0.5, 0.25), Shares(0.5, 0.25, 0.25), Shares(0.0, 0.5, 0.5))
-    peaks = peaks_of(sizes, policy, replace(OURS, attends_on_host=True))
+    peaks = peaks_of(sizes, policy, replace(OURS, whole_caches=False, host_copy_bytes=4))
     s, n, bls, gbs = 64, 8, 8, 4
     cache = 4 * (s + n) * E * bls * N
     fetched = 2 * 0.75 * LAYER
@@ -227,21 +227,31 @@ def test_without_overlap_everything_adds_up() -> None:
 
 
 def test_the_device_waits_for_the_hosts_attention_or_fetches_the_cache() -> None:
-    """FlexGen leaves the cache on the host. Ours fetches it: bytes over the link, and nothing for the host to do."""
+    """The host reads the cache from its memory, in place of bytes over the link."""
     sizes, policy = small(512), parse_policy("64,4,100,0,0,100,100,0")
-    there = times_of(sizes, policy, FLEXGEN, rates_of(T4, FLEXGEN)).decode.busy
-    here = times_of(sizes, policy, OURS, rates_of(T4, OURS)).decode.busy
+    rates, elsewhere = rates_of(T4, OURS), replace(policy, host_attention=False)
+    there, here = (times_of(sizes, each, OURS, rates).decode.busy for each in (policy, elsewhere))
     assert there.host > 0 == here.host
     fetched = policy.block * sizes.cache_elements * sizes.cache_element_bytes * sizes.layers
     positions = sum(512 + token for token in range(1, sizes.generated))
-    seconds = fetched * positions / rates_of(T4, OURS).to_device
-    assert here.to_device - there.to_device == pytest.approx(seconds, rel=0.01)
-    on_device = replace(policy, host_attention=False)
-    assert times_of(sizes, policy, OURS, rates_of(T4, OURS)) == times_of(sizes, on_device, OURS, rates_of(T4, OURS))
-    assert peaks_of(sizes, policy, OURS) == peaks_of(sizes, on_device, OURS)
-    stays = peaks_of(sizes, policy, replace(OURS, attends_on_host=True))
+    assert here.to_device - there.to_device == pytest.approx(fetched * positions / rates.to_device, rel=0.01)
+    assert there.host == pytest.approx(fetched * positions / (0.15 * T4.host.memory_rate), rel=0.01)
     passing = 2 * policy.gpu_batch * sizes.cache_elements * sizes.context * sizes.cache_element_bytes
-    assert peaks_of(sizes, policy, OURS).device_decode == stays.device_decode + passing
+    assert peaks_of(sizes, elsewhere, OURS).device_decode == peaks_of(sizes, policy, OURS).device_decode + passing
+
+
+def test_ours_attends_on_the_host_over_whole_caches_alone() -> None:
+    """A cache with a part elsewhere is fetched; and nothing is gained where the device is the host."""
+    sizes, rates = small(512), rates_of(T4, OURS)
+    for text in ("64,4,100,0,50,50,100,0", "64,4,100,0,0,50,100,0"):
+        policy = parse_policy(text)
+        assert attends_on_host(policy, FLEXGEN)
+        assert not attends_on_host(policy, OURS)
+        elsewhere = replace(policy, host_attention=False)
+        assert times_of(sizes, policy, OURS, rates) == times_of(sizes, elsewhere, OURS, rates)
+    shared = OURS.with_constants(replace(OURS.constants, host_attention=0))
+    assert (OURS.attention_places, shared.attention_places) == ((True, False), (False,))
+    assert not attends_on_host(parse_policy("64,4,100,0,0,100,100,0"), shared)
 
 
 def test_files_outside_the_page_cache_cost_every_step_a_time() -> None:

@@ -159,3 +159,70 @@ def test_blocks_of_a_split_dimension() -> None:
     text = "mesh x=2\ndim E=8{}\nfunc f(v: E_x) -> E_x {{\n  a: E_x = take[E 0:4, by=x](v)\n  return v\n}}\n"
     assert codes(program(text.format("")), Level.EXPLICIT) == []
     assert codes(program(text.format(" order 2 x")), Level.EXPLICIT) == ["digits"]
+
+
+# ---------------------------------------------------------------- attention on the host
+
+ON_HOST = """
+dim B=2 L=1 T=8 K=2 D=4
+state {{
+  k: f32 BTKD on {tier}
+  v: f32 BTKD on host
+  pos: int32 B on {at}
+}}
+func f(x: f32 BLKD) -> f32 BLKD {{
+  q: f32 BLKD on host = store[host](x)
+  o: f32 BLKD{where} = attend[T, D, causal=L]({q}, k, v, pos=pos)
+  return {o}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "note"),
+    [
+        (
+            {"q": "x", "where": ""},
+            "attend takes k on the device, and it is f32 BTKD on host",
+            "fetch it first: fetch(k), or store[host](...) the others and attend there",
+        ),
+        (
+            {"tier": "device"},
+            "attend takes k on host, as q is, and it is f32 BTKD",
+            "move it there, or fetch the other",
+        ),
+        (
+            {"tier": "disk"},
+            "attend takes k on host, as q is, and it is f32 BTKD on disk",
+            "move it there, or fetch the other",
+        ),
+        (
+            {"at": "host"},
+            "attend takes pos on the device, and it is int32 B on host",
+            "fetch it first: fetch(pos)",
+        ),
+        (
+            {"where": ""},
+            "attend leaves its result on host, and o is f32 BLKD",
+            "in an explicit program movement is a statement: fetch(...)",
+        ),
+    ],
+)  # fmt: skip
+def test_attention_on_the_host_takes_all_there(changes: dict[str, str], message: str, note: str) -> None:
+    given = {"tier": "host", "at": "device", "q": "q", "where": " on host", "o": "x"}
+    text = ON_HOST.format(**given)
+    verify(complete(program(text)), Level.EXPLICIT)
+    with pytest.raises(DiagnosticError) as caught:
+        verify(complete(program(ON_HOST.format(**given | changes))), Level.EXPLICIT)
+    only = caught.value.diagnostics[0]
+    assert (only.message, only.span.line, only.notes[0].message) == (message, 10, note)
+
+
+def test_the_result_lies_where_attention_is_computed() -> None:
+    """Without a type it is on the host, and the device computes nothing with it before it is fetched."""
+    text = ON_HOST.format(tier="host", at="device", q="q", where=" on host", o="y")
+    text = text.replace("o: f32 BLKD on host =", "o =")
+    verify(complete(program(text.replace("  return", "  y = fetch(o) * 2.0\n  return"))), Level.EXPLICIT)
+    with pytest.raises(DiagnosticError) as caught:
+        verify(complete(program(text.replace("  return", "  y = o * 2.0\n  return"))), Level.EXPLICIT)
+    assert caught.value.diagnostics[0].message == "* takes o on the device, and it is f32 BLKD on host"

@@ -6,7 +6,7 @@ from typing import Any
 
 from models.checkpoints import transformers_config
 
-from shardwright.cost.offloading.policy import parse_policy
+from shardwright.cost.offloading.policy import Policy, parse_policy
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
@@ -23,9 +23,11 @@ def config_keys(name: str, **changed: Any) -> dict[str, Any]:
 
 
 def placed_model(
-    name: str, *, rows: int, length: int, cache: int, policy: str | None = None, **changed: Any
+    name: str, *, rows: int, length: int, cache: int, policy: str | Policy | None = None, **changed: Any
 ) -> Program:  # fmt: skip
     """Prefill and decode of a model in f32, where the policy has its values; all on the device without one."""
     imported = import_model(config_keys(name, **changed), "ws2d", Mesh(()), rows, length, DType.F32, cache=cache)
     made = elaborate(parse(Source(name, imported.unformatted)))
-    return made if policy is None else placed(made, parse_policy(policy), imported.mapping)
+    if policy is None:
+        return made
+    return placed(made, parse_policy(policy) if isinstance(policy, str) else policy, imported.mapping)

@@ -12,6 +12,7 @@ from program_text import program
 from shardwright.backends.simulation.random_inputs import random_inputs
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.simulation.simulator import simulate
+from shardwright.compiling.compile_program import print_program
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import Fetch, Store
 from shardwright.ir.program import Let
@@ -120,3 +121,69 @@ def test_what_goes_to_several_memories_is_stored_by_a_demand() -> None:
     found = simulate(made, "f", inputs.args, inputs.weights, inputs.state)
     assert abs(found.results[0] - wanted).max() < 1e-12
     assert all(abs(found.state[name] - state[name]).max() < 1e-12 for name in state)
+
+
+DECODE = """
+dim B=4 N=2 L=1 T=8 K=2 D=4
+state {
+  k: f32 NBTKD on host
+  v: f32 NBTKD on host
+  pos: int32 B
+}
+func prefill[L=3](x: f32 BLKD) -> f32 BLKD {
+  y = loop[N](h: f32 BLKD = x) {
+    set k = update[T](k, h, pos)
+    set v = update[T](v, h * 2.0, pos)
+    next attend[T, D, causal=L](h, k, v, pos=pos) + h
+  }
+  return y
+}
+func decode(x: f32 BLKD) -> f32 BLKD {
+  y = loop[N](h: f32 BLKD = x) {
+    set k = update[T](k, h, pos)
+    set v = update[T](v, h * 2.0, pos)
+    o = attend[T, D, causal=L](h, k, v, pos=pos)
+    next o + h
+  }
+  return y
+}
+"""
+
+
+def test_attention_on_the_host(golden: Callable[[str, str], None]) -> None:
+    """Where queries have one position: rows and queries are stored, the result is fetched, the cache stays."""
+    golden("passes/offload_attention.shard", printed(run_passes(program(DECODE), [Offload("host")])))
+
+
+@pytest.mark.parametrize("text", [DECODE, DECODE.replace("    o = ", "    o: f32 BLKD on host = ")])
+@pytest.mark.parametrize("attention", ["device", "host"])
+def test_attention_means_the_same_wherever_it_is(text: str, attention: str) -> None:
+    before = program(text)
+    after = run_passes(before, [Offload(attention)])
+    there = attention == "host" or "o: f32" in text
+    assert ("on host = attend" in print_program(after)) is there
+    for func in ("prefill", "decode"):
+        inputs = random_inputs(before, func, 0)
+        (wanted,), state = evaluate(before, func, inputs.args, inputs.weights, inputs.state)
+        (found,), kept = evaluate(after, func, inputs.args, inputs.weights, inputs.state)
+        assert (found == wanted).all()
+        assert all((kept[name] == state[name]).all() for name in state)
+
+
+def test_a_cache_that_is_no_whole_on_the_host_is_fetched() -> None:
+    for tier in ("disk", "device 50% host 50% along T"):
+        text = DECODE.replace("k: f32 NBTKD on host", f"k: f32 NBTKD on {tier}")
+        assert run_passes(program(text), [Offload("host")]) == run_passes(program(text), [Offload()])
+
+
+def test_attention_is_on_device_or_host() -> None:
+    with pytest.raises(DiagnosticError, match="offload: attention is device or host, not disk"):
+        run_passes(program(DECODE), parse_pipeline("offload{attention=disk}"))
+
+
+def test_attention_on_the_host_runs_under_jax_and_torch(tmp_path: Path, shardwright: Callable) -> None:
+    file = tmp_path / "decode.shard"
+    file.write_text(DECODE.replace("    o = ", "    o: f32 BLKD on host = "), encoding="utf-8")
+    for to in ("jax", "torch"):
+        got = shardwright("run", file, "--to", to)
+        assert (got.status, "agrees" in got.out) == (0, True), got.err

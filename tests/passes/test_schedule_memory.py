@@ -23,14 +23,13 @@ ROWS, BATCHES, PROMPT, GENERATED = 2, 3, 16, 16
 MODEL: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 32}
 
 
-def both(shares: str) -> tuple[Sizes, Peaks, Program]:
-    """The model's sizes, its peaks by formula (attention on the device), and its schedule."""
-    text = f"{ROWS},{BATCHES},{shares}"
-    policy = replace(parse_policy(text), host_attention=False)
+def both(shares: str, *, on_host: bool = False) -> tuple[Sizes, Peaks, Program]:
+    """The model's sizes, its peaks by formula, with attention on the device or `on_host`, and its schedule."""
+    policy = replace(parse_policy(f"{ROWS},{BATCHES},{shares}"), host_attention=on_host)
     cache = PROMPT + GENERATED
     one = run_passes(placed_model("opt", rows=1, length=PROMPT, cache=cache, **MODEL), EXPLICIT)
     sizes = sizes_of(one, PROMPT, GENERATED)
-    plain = placed_model("opt", rows=ROWS * BATCHES, length=PROMPT, cache=cache, policy=text, **MODEL)
+    plain = placed_model("opt", rows=ROWS * BATCHES, length=PROMPT, cache=cache, policy=policy, **MODEL)
     passes = parse_pipeline(f"decompose,cleanup,offload,schedule-blocks{{batches={BATCHES}}}")
     return sizes, peaks_of(sizes, policy, load_runtime("ours")), complete(run_passes(plain, passes))
 
@@ -64,6 +63,16 @@ def test_everything_in_host_memory() -> None:
         tied = sizes.unembedding.tensors[-1].bytes
         assert peak(made, func, Tier.HOST) == host - tied + other + arriving
     assert peak(made, "decode", Tier.DISK) == formula.disk == 0
+
+
+def test_attention_on_the_host_keeps_the_cache_off_the_device() -> None:
+    sizes, formula, made = both("0,100,0,100,0,100", on_host=True)
+    _, fetched, other = both("0,100,0,100,0,100")
+    passing = 2 * ROWS * sizes.cache_token_bytes * sizes.context
+    assert fetched.device_decode - formula.device_decode == passing
+    saved = peak(other, "decode", Tier.DEVICE) - peak(made, "decode", Tier.DEVICE)
+    assert saved == pytest.approx(passing, rel=0.1)
+    assert peak(made, "decode", Tier.DEVICE) == pytest.approx(formula.device_decode, rel=0.05)
 
 
 def test_spread_over_all_memories() -> None:

@@ -293,6 +293,56 @@ def test_a_policy_that_was_found_is_priced_the_same_when_it_is_given(
         assert again == found | {"most_tokens_per_s": None}
 
 
+def test_our_runtime_attends_where_the_cache_lies(shardwright: Callable[..., SimpleNamespace]) -> None:
+    """Where that is faster, or where it is asked for: on a T4 the cache of OPT-30B is too much for the link."""
+    ask = ("offload", "opt-30b", "--machine", "t4", "--plan-only", "--json", "--runtime", "ours")
+    free, device, host = (
+        json.loads(shardwright(*ask, *more).out) for more in ((), ("--attention", "device"), ("--attention", "host"))
+    )
+    assert (free["host_attention"], device["host_attention"], host["host_attention"]) == (True, False, True)
+    assert free == host
+    assert free["policy"]["cc"] == 100
+    assert free["tokens_per_s"] > 1.3 * device["tokens_per_s"]
+
+
+def test_attention_that_cannot_be_on_the_host_is_refused(shardwright: Callable[..., SimpleNamespace]) -> None:
+    got = shardwright("offload", "opt-30b", "--machine", "t4", "--plan-only", "--runtime", "accelerate", "--attention",
+                      "host")  # fmt: skip
+    assert got.status == 1
+    assert "accelerate computes attention on the device alone" in got.err
+
+
+def test_a_plan_says_in_its_program_where_attention_is(
+    shardwright: Callable[..., SimpleNamespace], tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.shard"
+    ask = ("offload", "opt-125m", "--machine", "t4", "--plan-only", "--runtime", "ours", "--prompt-len", 8, "--gen-len",
+           4, "--policy", "2,2,20,80,0,100,0,100")  # fmt: skip
+    for attention in ("device", "host"):
+        made = json.loads(shardwright(*ask, "--attention", attention, "-o", file, "--json").out)
+        assert made["host_attention"] is (attention == "host")
+        assert ("on host = attend" in file.read_text()) is (attention == "host")
+        again = json.loads(shardwright("offload", file, *ask[2:-2], "--policy", file, "--json").out)
+        assert (again["host_attention"], again["tokens_per_s"]) == (made["host_attention"], made["tokens_per_s"])
+
+
+def test_the_timeline_has_the_hosts_attention(shardwright: Callable[..., SimpleNamespace], tmp_path: Path) -> None:
+    """Events of decode alone, which take as long as the host's memory needs for the cache."""
+    file = tmp_path / "plan.json"
+    shardwright(
+        "offload", "opt-125m", "--machine", "t4", "--plan-only", "--runtime", "ours", "--prompt-len", 64,
+        "--gen-len", 3, "--policy", "2,2,100,0,0,100,100,0", "--attention", "host", "--timeline", file,
+    )  # fmt: skip
+    events = json.loads(file.read_text())["predicted"]["events"]
+    own = [event for event in events if event["resource"] == "host"]
+    assert len(own) == 12 * 2 * 2
+    rate = 0.15 * load_machine("t4").host.memory_rate
+    for event in own:
+        token = int(event["name"].split("token=")[1].split()[0])
+        cached = 2 * 2 * 768 * 2 * (64 + token)
+        assert event["end"] - event["start"] == pytest.approx(cached / rate, rel=1e-6)
+
+
 def test_the_best_block_is_tried_in_every_format() -> None:
     """With weights in 4 bits, too, where the search found it with the cache alone in 4 bits."""
     setting = setting_of(built_in("opt-13b").model, load_machine("rtx-3090"), FLEXGEN, 1024, 128)

@@ -98,8 +98,8 @@ def measure(
             "weights_bytes_per_s": _weights(on, chosen, large=large),
             "to_device_bytes_per_s": _copy(on, to_device=True) if large else _IN_PLACE,
             "from_device_bytes_per_s": _copy(on, to_device=False) if large else _IN_PLACE,
-            "host_attention_bytes_per_s": _attention(torch.device("cpu"), chosen, whole=False),
-            "device_attention_bytes_per_s": _attention(on, chosen, whole=True),
+            "host_attention_bytes_per_s": _attention(torch.device("cpu"), chosen),
+            "device_attention_bytes_per_s": _attention(on, chosen),
             "elementwise_bytes_per_s": _elementwise(on, chosen, large=large),
             "dequantized_per_s": _dequantized(on, chosen),
             "shares_device": 0.0 if large else _shares(chosen),
@@ -220,10 +220,8 @@ def _copy(on: torch.device, *, to_device: bool) -> float:
         memory.close()
 
 
-def _attention(on: torch.device, dtype: DType, *, whole: bool) -> float:
-    """Bytes a second of keys and values, as a cache has them, that queries of one position attend to: of a cache that
-    is `whole`, or of a piece of one."""
-
+def _attention(on: torch.device, dtype: DType) -> float:
+    """Bytes a second of keys and values, as a cache has them, that queries of one position attend to."""
     from shardwright.backends.torch.kernels import compute
     from shardwright.backends.torch.tensors import NamedTensor
     from shardwright.ir import ops
@@ -231,13 +229,12 @@ def _attention(on: torch.device, dtype: DType, *, whole: bool) -> float:
 
     rows, positions, heads, size = 16, 256, 16, 64
     sizes = {"T": positions, "B": rows, "K": heads, "D": size}
-    operation = ops.Attend("T", "D", scale=0.125, lse=not whole)
+    operation = ops.Attend("T", "D", scale=0.125)
     kept = [NamedTensor(_numbers(tuple(sizes.values()), dtype, on), tuple(sizes), dtype) for _ in range(2)]
     q = NamedTensor(_numbers((rows, heads, size), dtype, on), ("B", "K", "D"), dtype)
     result = Shape(dtype, tuple(Dim(name, sizes[name]) for name in "BKD"))
-    results = [result] if whole else [result, operation.rows(result)]
     nbytes = sum(each.tensor.numel() * each.tensor.element_size() for each in kept)
-    return nbytes / _seconds(lambda: compute(operation, [q, *kept], results, on), on)
+    return nbytes / _seconds(lambda: compute(operation, [q, *kept], [result], on), on)
 
 
 def _dequantized(on: torch.device, dtype: DType) -> float:
@@ -396,6 +393,7 @@ read_limit_bytes_per_s = {values["page_cache_bytes_per_s"]:.4g} # through the pa
 matmul = 1
 memory = 1
 link = 1
+host_attention = {0 if shared else 1}{" # the device is the host" if shared else ""}
 disk_read = 1
 disk_write = 1
 store_hidden = 1

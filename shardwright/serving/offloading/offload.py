@@ -34,6 +34,7 @@ def offload(
     disk_memory: int | None = None,
     spill_dir: str | None = None,
     device: str | None = None,
+    attention: Literal["device", "host"] | None = None,
 ) -> list[Completion]:
     """The completions of prompts, texts or lists of token ids, in their order, with weights, cache and hidden states on
     device, host and disk.
@@ -65,6 +66,7 @@ def offload(
         spill_dir, device, sparse_attention,
         compress=compress is not None,
         weights=None if weights is None else WEIGHT_FORMATS[weights],
+        attention=attention,
     )  # fmt: skip
     give_back_what_is_freed()
 

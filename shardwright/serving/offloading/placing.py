@@ -10,6 +10,7 @@ from shardwright.ir.program import Func, Let, Loop, Program, Statement, Value
 from shardwright.ir.types import Placement, Tier
 from shardwright.models.weight_map import WeightEntry, WeightMap
 from shardwright.models.weights import dims_of
+from shardwright.passes.memory.host_attention import with_attention_on_host
 
 
 def placed(program: Program, policy: Policy, mapping: WeightMap) -> Program:
@@ -26,7 +27,14 @@ def placed(program: Program, policy: Policy, mapping: WeightMap) -> Program:
         for value in program.state
     )
     hidden = tuple(_with_hidden(func, policy.hidden) for func in program.funcs)
-    return replace(program, weights=weights, state=state, funcs=hidden)
+    return with_attention(replace(program, weights=weights, state=state, funcs=hidden), policy)
+
+
+def with_attention(program: Program, policy: Policy) -> Program:
+    """The program with decode's attention on the host, where the policy has it there and a cache that lies there whole
+    as it is computed with."""
+    there = policy.host_attention and policy.cache.host == 1.0 and not policy.quantized_cache
+    return with_attention_on_host(program) if there else program
 
 
 def stored_order(entry: WeightEntry) -> tuple[tuple[str, ...], int]:

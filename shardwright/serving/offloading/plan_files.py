@@ -16,11 +16,13 @@ from shardwright.cost.offloading.search import block_plans, improved
 from shardwright.cost.offloading.sizes import Sizes, growing_loop, phases, sizes_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.ops import Attend
 from shardwright.ir.placements import with_placements
 from shardwright.ir.program import DimInfo, Loop, Program
 from shardwright.ir.text.syntax import Module
-from shardwright.ir.types import ON_DEVICE, Placement, Tier, ValueType
-from shardwright.serving.offloading.placing import placement_of
+from shardwright.ir.types import ON_DEVICE, ON_HOST, Placement, Tier, ValueType
+from shardwright.ir.walk import lets_in
+from shardwright.serving.offloading.placing import placement_of, with_attention
 
 BATCHES = "M"
 """The dimension that says how many batches a block has."""
@@ -151,7 +153,7 @@ def planned(setting: OffloadSetting, outline: Outline) -> PricedPolicy:
     counts = [n for n in range(1, outline.rows + 1) if outline.rows % n == 0] if own.runtime.blocks else [1]
     plans: list[PricedPolicy] = []
     for count in counts:
-        for on_host in (True, False) if own.runtime.attends_on_host else (False,):
+        for on_host in own.attention_places:
             weights, cache, hidden = (outline.shares(name) for name in ("weights", "cache", "hidden"))
             policy = Policy(outline.rows // count, count, weights, cache, hidden, host_attention=on_host)
             fitting = block_plans(own, policy)
@@ -215,7 +217,7 @@ def filled(program: Program, outline: Outline, policy: Policy) -> Program:
             return placement_of(policy.hidden, outline.batch)
         return ON_DEVICE
 
-    return with_batches(with_placements(program, place), policy.n_gpu_batches)
+    return with_batches(with_attention(with_placements(program, place), policy), policy.n_gpu_batches)
 
 
 def with_batches(program: Program, count: int) -> Program:
@@ -226,7 +228,8 @@ def with_batches(program: Program, count: int) -> Program:
 
 def policy_in(program: Program) -> Policy:
     """The policy that a program's placements are; its rows a block. Where those of one group differ it has their
-    mean, by bytes.
+    mean, by bytes. Attention over a cache that lies whole on the host is computed there where the program says so; of
+    any other it says nothing, and the policy is the paper's.
 
     Raises where a placement is left open.
     """
@@ -245,4 +248,7 @@ def policy_in(program: Program) -> Policy:
         mean = outline.shares(group)
         shares[group] = Shares(*(round(each, 9) for each in (mean.device, mean.host, mean.disk)))
     count = outline.batches
-    return Policy(outline.rows // count, count, shares["weights"], shares["cache"], shares["hidden"])
+    attended = (let for func in program.funcs for let in lets_in(func.body) if isinstance(let.operation, Attend))
+    on_host = any(let.results[0].type.placement == ON_HOST for let in attended) or shares["cache"].host < 1.0
+    weights, cache, hidden = (shares[group] for group in outline.groups)
+    return Policy(outline.rows // count, count, weights, cache, hidden, host_attention=on_host)

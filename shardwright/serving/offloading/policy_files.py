@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.cost.offloading.group_quantization import INT4, INT8
-from shardwright.cost.offloading.policy import Policy, parse_policy, policy_of_json
+from shardwright.cost.offloading.policy import AttentionPlace, Policy, parse_policy, policy_of_json
 from shardwright.ir.diagnostics import NOWHERE, fault, located
 from shardwright.ir.mesh import Mesh
 
@@ -36,23 +36,26 @@ def mesh_in(path: str, given: Mesh) -> Mesh:
         return elaborate(module, dict(given) or None).mesh
 
 
-def read_policy(text: str) -> Policy:
+def read_policy(text: str, attention: AttentionPlace | None = None) -> Policy:
     """A policy in the paper's order, or of a file: what --plan-only --json printed, or a program that it wrote. Where
-    neither says where attention is computed, on the host."""
-    return read_policies(text)[0]
+    neither says where attention is computed it is as `attention` says, or on the device."""
+    return read_policies(text, attention)[-1]
 
 
-def read_policies(text: str) -> tuple[Policy, ...]:
-    """The same with attention on the host and on the device, where that is not said."""
+def read_policies(text: str, attention: AttentionPlace | None = None) -> tuple[Policy, ...]:
+    """The same with `attention` there, and where nothing says where with it on the host and on the device."""
     if is_program(text) or (text and Path(text).exists()):
         policy, said = _of_file(text)
     else:
         policy, said = parse_policy(text), False
+    if attention is not None:
+        return (replace(policy, host_attention=attention == "host"),)
     return (policy,) if said or not policy.cache.elsewhere else (policy, replace(policy, host_attention=False))
 
 
 def _of_file(path: str) -> tuple[Policy, bool]:
-    """The policy, and whether the file says where attention is computed."""
+    """The policy, and whether the file says where attention is computed, as programs do of a cache that lies whole on
+    the host."""
     from shardwright.ir.elaboration.elaborate import elaborate
     from shardwright.ir.text.parser import parse, read_source
     from shardwright.serving.offloading.plan_files import policy_in
@@ -60,7 +63,8 @@ def _of_file(path: str) -> tuple[Policy, bool]:
     source = read_source(path)
     with located(source):
         if is_program(path):
-            return policy_in(elaborate(parse(source))), False
+            policy = policy_in(elaborate(parse(source)))
+            return policy, policy.cache.host == 1.0
         try:
             found: Any = json.loads(source.text)
             policy = policy_of_json(found["policy"])

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from shardwright.cost.hardware.chips import Machine, load_machine
 from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
-from shardwright.cost.offloading.policy import Policy
+from shardwright.cost.offloading.policy import AttentionPlace, Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
+from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.types import DType, Tier
 from shardwright.models.config import read_config
@@ -29,7 +30,9 @@ T = TypeVar("T")
 class RunOptions:
     """The options of a run of `checkpoint`. Without a `policy`, eight numbers or a file, the best one is planned for
     `machine`, or for this one as `on_this_machine` has `measured` it, and for the memory that the caps leave;
-    `compress` and `weights` say what is quantized, `latency` how many seconds a planned block may take. The other
+    `attention` says where decode's is computed over a cache that lies whole on the host: None is where that takes less
+    time in a policy that is planned, and where one that is given says it. `compress` and `weights` say what is
+    quantized, `latency` how many seconds a planned block may take. The other
     fields are those of `OffloadRequest`."""
 
     checkpoint: str | Path
@@ -50,6 +53,7 @@ class RunOptions:
     mesh: Mesh = ONE_CHIP
     layout: str = DEFAULT_LAYOUT
     measured: Machine | None = None
+    attention: AttentionPlace | None = None
 
     @property
     def numbers(self) -> DType:
@@ -87,7 +91,15 @@ class RunOptions:
         from shardwright.prediction.offloading import best_plan
 
         if self.policy is not None:
-            policy = read_policy(self.policy)
+            policy = read_policy(self.policy, self.attention)
+            if self.attention == "host" and policy.cache.host < 1.0:
+                raise fault(
+                    "bad-policy",
+                    f"the host attends to a cache that lies there whole, and the policy {policy} has"
+                    f" {100 * policy.cache.host:g} % of it there",
+                    NOWHERE,
+                    "give 0,100 for the cache, or leave --attention out",
+                )
         else:
             setting = self.setting(prompts, gpus, room)
             found = best_plan(
@@ -114,7 +126,7 @@ class RunOptions:
         return setting_of(
             model, machine, load_runtime("ours"), longest, max(1, self.new_tokens),
             page_cache=self.page_cache is not False, devices=gpus, dtype=self.numbers, mesh=self.mesh,
-            layout=self.layout,
+            layout=self.layout, attention=self.attention,
         )  # fmt: skip
 
     def with_room(
