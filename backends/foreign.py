@@ -344,7 +344,7 @@ def _check_shape(operation: ops.Foreign, made: Sequence[int], stated: Sequence[i
 
 
 def _answered(operation: ops.Foreign, function: Callable[[], Any]) -> Any:
-    """What the function gives. Raises `bad-call` where it takes no such operands or parameters."""
+    """The result of the function. Raises `bad-call` where it takes no such operands or parameters."""
     try:
         made = function()
         several = cast("Sequence[Any]", made) if isinstance(made, (tuple, list)) else [made]
