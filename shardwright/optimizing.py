@@ -14,6 +14,7 @@ from shardwright.explaining.explain import explain_text
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
 from shardwright.tracing.random_keys import as_given, numbers_of
 from shardwright.tracing.trace import Trace, trace
+from shardwright.tracing.writer import WRAPPED
 
 
 class Optimized:
@@ -80,7 +81,7 @@ class Optimized:
                 )
         if self.is_plain:
             return leaves
-        return [numbers_of(leaf) for leaf in leaves]
+        return [_widened(numbers_of(leaf)) for leaf in leaves]
 
     def __repr__(self) -> str:
         return print_program(self.compiled.program)
@@ -124,6 +125,17 @@ def optimize(
     results = jax.eval_shape(function, *args)
     made = Optimized(traced, compiled, mesh, args, results)
     return made.unless_plain_receives_less(function, _over(mesh, args)) if objective == "bytes" else made
+
+
+def _widened(leaf: Any) -> Any:
+    """An argument in the program's format, of those that the language keeps wider."""
+    import jax
+
+    if str(getattr(leaf, "dtype", "")) not in WRAPPED:
+        return leaf
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, "int32", sharding=leaf.sharding)
+    return leaf.astype("int32")
 
 
 def _shape(leaf: Any) -> str:

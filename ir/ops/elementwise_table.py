@@ -210,6 +210,23 @@ ENTRIES = (
         ), maxima=((0,),),
     ),
     Entry("exp", "e to the x", _named("exp"), maxima=((0,),)),
+    Entry("expm1", "exp(x) - 1, exact where x is small", _named("expm1"), maxima=((0,),)),
+    Entry(
+        "erf", "the error function",
+        Spelling(
+            lambda np, a: np.asarray(np.frompyfunc(math.erf, 1, 1)(a), np.float64),
+            lambda m, a: m.jax.scipy.special.erf(a),
+            lambda torch, a: torch.erf(a.float()).to(a.dtype),
+        ), maxima=((0,),), jax_wide=True,
+    ),
+    Entry(
+        "erfc", "1 - erf(x), exact where that is small",
+        Spelling(
+            lambda np, a: np.asarray(np.frompyfunc(math.erfc, 1, 1)(a), np.float64),
+            lambda m, a: m.jax.scipy.special.erfc(a),
+            lambda torch, a: torch.erfc(a),
+        ), jax_wide=True,
+    ),
     Entry("log", "the natural logarithm, NaN below 0", _named("log"), domain=_POSITIVE),
     Entry(
         "log1p", "log(1 + x), exact where x is small; NaN below -1", _named("log1p"), domain=(-1.0, math.inf)

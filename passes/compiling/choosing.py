@@ -90,10 +90,8 @@ def choose(
     options = options or PlacementOptions()
 
     def under(orders: Orders, apart: bool = False) -> SearchResult:
-        wanted = replace(options, orders=orders, edges_apart=apart)
-        return _Chooser(
-            program, objective, end - time.monotonic(), wanted, None if orders else known, proof=proof
-        ).run()
+        wanted, left = replace(options, orders=orders, edges_apart=apart), end - time.monotonic() if orders else seconds
+        return _Chooser(program, objective, left, wanted, None if orders else known, proof=proof).run()
 
     def priced(found: SearchResult) -> PricedChoice[SearchResult]:
         return PricedChoice(found, found.placed, found.program, found.objective_s, found.bound_s)

@@ -272,6 +272,23 @@ def _fft_of_parts() -> Any:
     return primitive
 
 
+def _scattered(name: str) -> Callable[..., Any]:
+    """Writes, or adds, real parts and imaginary parts each for themselves."""
+
+    def scatter(params: Mapping[str, Any], base: Any, ids: Any, updates: Any) -> Pair:
+        import jax
+
+        function = {"scatter": jax.lax.scatter, "scatter-add": jax.lax.scatter_add}[name]
+        words = ("indices_are_sorted", "unique_indices", "mode")
+        parts = [
+            function(a, ids, b, params["dimension_numbers"], **{word: params[word] for word in words})
+            for a, b in zip(base, updates, strict=True)
+        ]
+        return Pair(*parts)
+
+    return scatter
+
+
 def _real(_: Any, a: Pair) -> Any:
     return a.re
 
@@ -288,4 +305,5 @@ _RULES: Mapping[str, Callable[..., Any]] = {
     "mul": _times, "div": _over, "exp": _exp, "abs": _abs, "convert_element_type": _convert, "conj": _conjugate,
     "integer_pow": _integer_power, "dot_general": _dot, "real": _real, "log": _log, "sign": _sign, "eq": _equal,
     "ne": _unequal, "imag": _imaginary, "complex": _complex, "fft": _fft,
+    "scatter": _scattered("scatter"), "scatter-add": _scattered("scatter-add"),
 }  # fmt: skip

@@ -103,6 +103,6 @@ def _statements(file: str) -> dict[int, tuple[Statement, tuple[str, ...]]]:
         read = [part for part in parts if not (isinstance(part, ast.Name) and part.id == "_")]
         names = tuple(part.id for part in read if isinstance(part, ast.Name))
         names = names if len(names) == len(read) and (len(read) == len(parts) or len(read) == 1) else ()
-        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        made.update(dict.fromkeys(lines, ((file, node.lineno), names)))
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+            made[line] = (file, node.lineno), () if line in made else names  # of two in a line nothing tells which
     return made

@@ -24,12 +24,12 @@ DTYPES = {
     "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
 }  # fmt: skip
 
-_WRAPPED = {"uint8": (0, 256), "int16": (-32768, 65536)}
+WRAPPED = {"uint8": (0, 256), "int16": (-32768, 65536)}
 """Formats that are kept as int32, each with its least number and how many it has: arithmetic wraps around."""
 
 _MAY_OVERFLOW = frozenset({
     "add", "add_any", "sub", "mul", "neg", "abs", "square", "integer_pow", "convert_element_type", "reduce_sum",
-    "cumsum", "reduce_prod", "cumprod", "dot_general", "scatter-add",
+    "cumsum", "reduce_prod", "cumprod", "dot_general", "scatter-add", "not", "shift_left",
 })  # fmt: skip
 
 
@@ -229,9 +229,9 @@ class GraphWriter:
     def _wrap(self, result: Variable) -> None:
         """Brings a number of a format that the language has not, and which is kept wider, into that format's range."""
         value = self.values[result.number]
-        if result.dtype not in _WRAPPED or value.is_number:
+        if result.dtype not in WRAPPED or value.is_number:
             return
-        least, count = _WRAPPED[result.dtype]
+        least, count = WRAPPED[result.dtype]
         above = f"({value.text} + {-least})" if least else value.text
         text = self.write(value.text, f"{value.text} - {above} / {count} * {count}")
         self.values[result.number] = ProgramValue(text, value.axes, value.order)

@@ -40,7 +40,6 @@ QKV = "q: f32 BLD, k: f32 BTD, v: f32 BTD"
 ATTENTION = "{}s = {}\ne = exp(s - max[T](s))\no = (e / sum[T](e)) @[T] v\nreturn o"
 
 
-ERF = "z = {}\ne = where(equal(z, 0), z, gelu(z * 1.4142135623730951) / (z * 0.7071067811865476) - 1)\n"
 INTERLEAVED = (
     "a = convert[f32](p) * g\ns = split[D -> PK](x)\nu = take[K, 0](s)\nw = take[K, 1](s)\n"
     "one = u * cos(a) - w * sin(a)\ntwo = u * sin(a) + w * cos(a)\nnought = convert[f32](iota[K, 1]())\n"
@@ -92,8 +91,8 @@ b = merge[KG -> H](b_copies)
               "y = concat[D](rename[P -> D](one), rename[P -> D](two))\nreturn y",
               "x: f32 BLD, p: int32 L, g: f32 P", "f32 BLD"),
          "y = rotary[D, base=10000, style=neox](x, p, g)"),
-        (func(f"{ERF.format('x * 0.7071067811865476')}y = 0.5 * x * (1 + e)\nreturn y"), "y = gelu(x)"),
-        (func(f"{ERF.format('-x / 1.4142135623730951')}y = x * (1 - e) / 2\ny_1 = y * 1\nreturn y_1"), "y_1 = gelu(x)"),
+        (func("y = 0.5 * x * (1 + erf(x * 0.7071067811865476))\nreturn y"), "y = gelu(x)"),
+        (func("y = x * erfc(-x / 1.4142135623730951) / 2\ny_1 = y * 1\nreturn y_1"), "y_1 = gelu(x)"),
         (func(REPEATED + "o = attend[T, D, causal=L](q, a, b)\nreturn o", GROUPED, "f32 BHLD"),
          f"{SPLIT}o_attend = attend[T, D, causal=L](grouped, k, v)\n  o = merge[KG -> H](o_attend)"),
         (func(REPEATED + "o = q @[D] a\nreturn o", GROUPED, "f32 BHLT"),

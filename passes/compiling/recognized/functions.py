@@ -45,7 +45,7 @@ def _gelu(reader: Reader, root: Let) -> RecognizedOperation | None:
 
 
 def _exact_gelu(reader: Reader, root: Let) -> RecognizedOperation | None:
-    """`x (1 + erf(x / sqrt(2))) / 2`, where `erf` is written by `gelu`, which the language has."""
+    """`x (1 + erf(x / sqrt(2))) / 2`, or `x erfc(-x / sqrt(2)) / 2`."""
     if not isinstance(root.operation, ops.Mul):
         return None
     between: list[str] = []
@@ -53,19 +53,17 @@ def _exact_gelu(reader: Reader, root: Let) -> RecognizedOperation | None:
     if len(values) != 2 or not math.isclose(number, 0.5, rel_tol=1e-6):
         return None
     for x, complement in (values, values[::-1]):
-        one_more = reader.of(complement, ops.Add)
-        sign, erf = (1, _beside(one_more, 1)) if one_more else (-1, None)
-        less = reader.of(complement, ops.Sub)
-        if less is not None and isinstance(less.operands[0], Number) and less.operands[0].value == 1:
-            erf = less.operands[1]
-        inside = _erf(reader, erf)
-        if inside is None:
+        sign, made = -1, reader.of(complement, "erfc")
+        if made is None:
+            sign, made = 1, reader.of(_plus(reader, complement, 1), "erf")
+        if made is None:
             continue
-        z, within = inside
         ways: list[str] = []
+        z = str(made.operands[0])
         scale, of = _factors(reader, reader.made.get(z), ways)
         if of == [x] and math.isclose(scale, sign * math.sqrt(0.5), rel_tol=1e-6):
-            return RecognizedOperation(ops.Function("gelu"), (x,), [*between, complement, *within, z, *ways])
+            between += dict.fromkeys((complement, made.result.name, z, *ways))
+            return RecognizedOperation(ops.Function("gelu"), (x,), between)
     return None
 
 
@@ -93,24 +91,6 @@ def _factors(reader: Reader, statement: Let | None, between: list[str]) -> tuple
             between.append(operand)
         number, values = number * more, [*values, *of]
     return number, values
-
-
-def _erf(reader: Reader, operand: Operand | None) -> tuple[str, list[str]] | None:
-    """The z of `where(z == 0, z, gelu(sqrt(2) z) / (z / sqrt(2)) - 1)`, and what lies between."""
-    chosen = reader.of(operand, "where")
-    less = reader.of(chosen.operands[2], ops.Sub) if chosen else None
-    quotient = reader.of(less.operands[0], ops.Div) if less else None
-    gelu = reader.of(quotient.operands[0], "gelu") if quotient else None
-    if chosen is None or less is None or quotient is None or gelu is None:
-        return None
-    z = str(chosen.operands[1])
-    wide, narrow, nought = gelu.operands[0], quotient.operands[1], reader.of(chosen.operands[0], "equal")
-    if _times(reader, wide, math.sqrt(2)) != z or _times(reader, narrow, math.sqrt(0.5)) != z:
-        return None
-    if nought is None or nought.operands[0] != z:
-        return None
-    made = (chosen, less, quotient, gelu, nought)
-    return z, [*(each.result.name for each in made), str(wide), str(narrow)]
 
 
 def _times(reader: Reader, operand: Operand | None, factor: float) -> Operand | None:

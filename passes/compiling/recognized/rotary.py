@@ -152,13 +152,19 @@ def _with_frequencies(
 ) -> RecognizedOperation:
     """The rotary embedding at these positions, by these frequencies, or by what positions are divided by."""
     position, frequencies, inverted = place
-    made = RecognizedOperation(
-        ops.Rotary(dim, style=style, seq=_sequence(reader, position)), (x, position, frequencies), between
-    )
+    made = RecognizedOperation(ops.Rotary(dim, style=style), (x, position, frequencies), between)
+    if not reader.shape(position).dims and _COUNTED in reader.shape(x):  # all turn alike, and none counts
+        made.operands = (x, "at", frequencies)
+        zeros = ops.Full((_COUNTED,), DType.INT32)
+        made.first = (("zeros", zeros, (Number("0"),)), ("at", ops.Add(), (position, "zeros")))
     if inverted:
-        made.operands = (x, position, "frequencies")
-        made.first = (("frequencies", ops.Div(), (Number("1.0"), frequencies)),)
+        made.operands = (*made.operands[:2], "frequencies")
+        made.first = (*made.first, ("frequencies", ops.Div(), (Number("1.0"), frequencies)))
     return made
+
+
+_COUNTED = "L"
+"""The dimension along which a single position counts where nothing else is said."""
 
 
 def _turned(reader: Reader, operand: Operand) -> tuple[str, str, str] | None:
@@ -219,11 +225,6 @@ def _angle(reader: Reader, name: str) -> tuple[str, str, bool] | None:
         if reader.shape(source).dtype is DType.INT32 and len(reader.shape(frequencies).dims) == 1:
             return source, frequencies, isinstance(product.operation, ops.Div)
     return None
-
-
-def _sequence(reader: Reader, position: str) -> str | None:
-    """The dimension along which a single position would count; positions here are given one by one."""
-    return None if reader.shape(position).dims else "L"
 
 
 RULES: tuple[Callable[[Reader, Let], RecognizedOperation | None], ...] = (_rotary, _rotated)

@@ -260,7 +260,10 @@ def _write_masked(w: GraphWriter, op: Application, base: ProgramValue, value: Pr
     if summed and adds:
         present = {find(s) for s in (*mask_order, *value.order)} - {find(s) for s in summed}
         kept = [slot for slot in order if find(slot) in present]
-        new = f"convert[{dtype}]({mask}) @[{w.letters(summed)}] {value.text}"
+        if "int" in dtype:  # chips have no rate for products of integers
+            new = f"sum[{w.letters(summed)}](where({mask}, {value.text}, 0))"
+        else:
+            new = f"convert[{dtype}]({mask}) @[{w.letters(summed)}] {value.text}"
         new = w.write("scattered", new, w.type(result.dtype, kept))
     elif summed:
         new, mask = _last_written(w, op, mask, value, summed)
