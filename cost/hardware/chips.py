@@ -165,8 +165,8 @@ class Chip:
         return "a reference chip" if n_chips == 1 else f"{n_chips} reference chips"
 
     def rate(self, dtype: str) -> float:
-        """FLOP/s (OP/s for integers) of matrix products in `dtype`; of integers of 32 bits, for which no chip has units,
-        by the rate of f32. Raises where the chip has no such rate."""
+        """FLOP/s (OP/s for integers) of matrix products in `dtype`; that of f32 for integers of 32 bits, since no chip
+        has units for them. Raises where the chip has no such rate."""
         rate = self.flops_per_s.get(dtype, self.flops_per_s.get("f32") if dtype in ("int32", "uint32") else None)
         if rate is None:
             raise fault(

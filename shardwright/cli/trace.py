@@ -66,5 +66,6 @@ def execute(args: argparse.Namespace) -> int:
         elif traced.not_compared:
             print(f"not compared: {traced.not_compared}")
         else:
-            print(f"largest relative difference {traced.largest_relative_difference:.1e}")
+            own = ", at the example's own arguments; at random ones it is larger" if traced.at_examples else ""
+            print(f"largest relative difference {traced.largest_relative_difference:.1e}{own}")
     return 0

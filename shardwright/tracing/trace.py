@@ -53,6 +53,8 @@ class Trace:
     """The functions that the program calls by name, because the language has no words for them."""
     compared_at: Mapping[str, int] = field(default_factory=dict[str, int])
     """The sizes of dimensions at which the two were compared, where they were not the function's own."""
+    at_examples: bool = False
+    """They were compared at the example's own arguments, because at random ones both differ."""
     not_compared: str = ""
     """Why nothing could be compared, "" where something was."""
     notes: tuple[str, ...] = ()
@@ -83,8 +85,8 @@ class Trace:
                 f"the traced program differs from the function by {self.largest_relative_difference:.1e}, relative to "
                 "the largest magnitude",
                 NOWHERE,
-                "give example arguments that are typical: integers, and floats of which none is negative, are drawn "
-                "between their least and greatest",
+                "give arrays as example arguments, not shapes: integers, and floats without a negative one, are drawn "
+                "between their least and greatest, and where no random numbers do, their own are compared",
             )
 
     def __repr__(self) -> str:
@@ -105,6 +107,7 @@ class Trace:
             "operations": dict(self.operations),
             "opaque": list(self.opaque),
             "unnamed": 0,
+            "at_examples": self.at_examples,
             "largest_relative_difference": None if math.isnan(difference) else difference,
             "compared_at": dict(self.compared_at) or None,
             "seconds": self.seconds,
@@ -182,7 +185,7 @@ def _trace(
     weights = dict(zip((weight.name for weight in program.weights), traced.graph.constants.values(), strict=True))
     seconds = perf_counter() - began
     compared_at: Mapping[str, int] = {}
-    work, difference, not_compared = work_of(program), math.nan, ""
+    work, difference, not_compared, at_examples = work_of(program), math.nan, "", False
     if module is None and work > MOST_WORK and not is_smaller:
         fixed = {size for variable in traced.graph.constants for size in variable.shape}
         dims = [made.sites[parameter].dims for parameter in names]
@@ -192,7 +195,7 @@ def _trace(
         )
     if module is not None or work <= MOST_WORK or (math.isnan(difference) and work <= PATIENCE * MOST_WORK):
         asked = function, module, args, seed, is_smaller
-        difference = difference_of(program, asked, (traced, names, weights))
+        difference, at_examples = difference_of(program, asked, (traced, names, weights))
     elif math.isnan(difference):
         not_compared = "the function takes long at these sizes, and is another at smaller ones"
     types = (str(parameter.type) for parameter in func.params)
@@ -205,7 +208,7 @@ def _trace(
         Counter(_operations(program)), difference, seconds, weights,
         {value.name: edge.name for value, edge in zip(program.weights, traced.weights, strict=True)
          if module is not None and (edge.members or edge.name in module.weights.keys() - module.lifted)},
-        made.sites, tuple(made.opaque), compared_at, not_compared, stated.notes if stated else (),
+        made.sites, tuple(made.opaque), compared_at, at_examples, not_compared, stated.notes if stated else (),
         () if module is None else _unread(module.module, traced), made.slices,
     )  # fmt: skip
 

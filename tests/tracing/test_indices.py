@@ -64,6 +64,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (normal(8), normal(5, 3), ids(1, 6, 3, -1, 5)),
     ),
     "one of three": (lambda n, a: jax.lax.select_n(n, a, 2 * a, 3 * a), (ids(0, 1, 2, 1), normal(4))),
+    "complex modes": (
+        lambda x, w: jnp.fft.irfft2(
+            jnp.zeros((2, 8, 5), jnp.complex64)
+            .at[:, :3, :3].set(jnp.fft.rfft2(x)[:, :3, :3] * (w + 1j)).at[:, 6:].add(w[0, 0])
+        ),
+        (normal(2, 8, 8), normal(3, 3)),
+    ),
     "slices of rows": (jax.vmap(update_slice), (normal(3, 7, 4), normal(3, 2, 4), ids(0, 3, 9))),
     "windows of rows": (jax.vmap(window), (normal(3, 7, 4), ids(-2, 3, 9))),
     "windows of one": (jax.vmap(window, (None, 0)), (normal(7, 4), ids(-2, 3, 9))),

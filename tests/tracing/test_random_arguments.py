@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright import trace
+from shardwright import optimize, trace
 from shardwright.__main__ import main
 from shardwright.tracing.comparing import random_arguments
 from shardwright.tracing.graph import GraphEdge
@@ -83,3 +83,46 @@ def test_arguments_that_are_no_tuple(given: str, tmp_path: Path, capsys: pytest.
     told = capsys.readouterr().err
     assert "and not a tuple of arguments [not-arguments]" in told
     assert "return (x,) for one argument x" in told
+
+
+def test_the_examples_own_arguments_where_random_ones_do_not_do() -> None:
+    """Twelve layers amplify rounding unless their weights keep values within bounds."""
+
+    def deep(x: Any, up: Any, down: Any) -> Any:
+        for a, b in zip(up, down, strict=True):
+            x = x + jnp.tanh(x @ a) @ b
+        return x
+
+    random = np.random.default_rng(0)
+    args = [random.normal(size=shape).astype("f4") for shape in ((4, 64), (12, 64, 256), (12, 256, 64))]
+    assert not trace(deep, args).at_examples
+    traced = trace(deep, (args[0], args[1] / 20, args[2] / 20))
+    assert traced.at_examples
+    assert traced.as_json()["at_examples"]
+    assert traced.largest_relative_difference < 1e-5
+
+
+def test_arrays_of_one_number_are_varied() -> None:
+    """A function that is wrong away from zero is not taken for right because its example is all zeros."""
+    edges = [GraphEdge((name,), (4, 8), "float32") for name in ("zeros", "ones")]
+    zeros, ones = random_arguments([np.zeros((4, 8), "f4"), np.ones((4, 8), "f4")], edges, seed=0)
+    assert 0 <= zeros.min() < zeros.max() < 1
+    assert 1 <= ones.min() < ones.max() < 2
+
+
+def test_counts_and_bits_of_narrow_integers() -> None:
+    weights = np.arange(3, 256, 16, dtype=np.uint8)
+    for function in (lambda w: w & 15, lambda w: w >> 4, lambda w: ~w, lambda w: (w << 4) | 1, lambda w: w + 200):
+        made = optimize(function, (weights,), {"x": 1})(weights)
+        assert made.dtype == np.uint8
+        np.testing.assert_array_equal(np.asarray(made), np.asarray(function(jnp.asarray(weights))))
+    ids = np.array([1, 3, 3, 7, 0, 2, 2, 2], np.int32)
+    counted = optimize(lambda i: jnp.bincount(i, length=8), (ids,), {"x": 1}, "h100")
+    np.testing.assert_array_equal(np.asarray(counted(ids)), np.bincount(ids, minlength=8))
+
+
+@pytest.mark.parametrize("function", [jnp.expm1, jax.nn.elu, jax.scipy.special.erf, jax.scipy.special.erfc])
+def test_small_results_are_exact(function: Any) -> None:
+    x = np.array([1e-8, -1e-8, 1e-6, -1e-6, 3.0, 0.0, -5.0, 1e-3], np.float32)
+    found = optimize(function, (x,), {"x": 1})(x)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(function(jnp.asarray(x))), rtol=1e-5)
