@@ -56,7 +56,10 @@ _BEFORE_PARAMS = {
 _OF_SEVERAL = frozenset({"lu", "qr", "svd", "eigh"})
 """Functions of `jax.lax` with more than one result."""
 
-LAX = frozenset({*_LAX, "fft", "random_seed", "random_bits", "random_split", "random_fold_in"})
+_AT = {"scatter_add": "add", "scatter_max": "max", "scatter_min": "min", "scatter_mul": "multiply"}
+"""Functions that combine rows with those of a table at indices along `axis`, by the method of `jnp.ndarray.at`."""
+
+LAX = frozenset({*_LAX, *_AT, "fft", "random_seed", "random_bits", "random_split", "random_fold_in"})
 """The functions of JAX that programs may call."""
 
 STAND_IN = "stand_in"
@@ -215,6 +218,10 @@ def source(operation: ops.Foreign, codes: Sequence[str]) -> str:
         given = codes[0] if len(codes) == 1 else f"lax.complex({', '.join(codes)})"
         part = "" if params["kind"] == "IRFFT" else (".real", ".imag")[operation.result]
         return f"lax.fft({given}, {params['kind']!r}, {params['lengths']!r}){part}"
+    if name in _AT:
+        table, ids, rows = codes
+        place = ", ".join((":",) * params["axis"] + (ids,))
+        return f"{table}.at[{place}].{_AT[name]}({rows}, mode='drop', wrap_negative_indices=False)"
     if name == "random_seed":
         made = f"jax.random.key_data(jax.random.key({codes[0]}))"
     elif name == "random_bits":
@@ -248,6 +255,10 @@ def function_of(operation: ops.Foreign) -> Callable[..., Any]:
         made = lax.fft(lax.complex(real, *imaginary) if imaginary else real, params["kind"], params["lengths"])
         return made if params["kind"] == "IRFFT" else (made.real, made.imag)
 
+    def combined(table: Any, ids: Any, rows: Any) -> Any:
+        at = table.at[(*(slice(None),) * params["axis"], ids)]
+        return getattr(at, _AT[name])(rows, mode="drop", wrap_negative_indices=False)
+
     def seed(number: Any) -> Any:
         return random.key_data(random.key(number))
 
@@ -261,8 +272,8 @@ def function_of(operation: ops.Foreign) -> Callable[..., Any]:
         return random.key_data(random.fold_in(random.wrap_key_data(key), data))
 
     own = {"fft": fourier, "random_seed": seed, "random_bits": bits, "random_split": split, "random_fold_in": fold_in}
-    if name in own:
-        return own[name]
+    if name in own or name in _AT:
+        return own.get(name, combined)
     if name in _LAX:
         function: Any = functools.reduce(getattr, _LAX[name].split("."), lax)
         words: Mapping[str, Any] = {

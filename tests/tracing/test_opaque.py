@@ -103,6 +103,11 @@ def seeded(x: Any, seed: Any, step: Any) -> Any:
     return x + jax.random.normal(first, x.shape), x * kept, x * jax.random.uniform(jax.random.PRNGKey(seed), x.shape)
 
 
+def segments(x: Any, ids: Any) -> Any:
+    """Sums and the greatest of so many rows that comparing each place with each index would be long."""
+    return jax.ops.segment_sum(x, ids, 1500), jnp.zeros((4, 1500)).at[:, ids].max(x.T), jnp.bincount(ids, length=1600)
+
+
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
     "mixer": (mixer, (normal(4, 6, 8), normal(4, 1, 8), normal(8, 10)), {"conv_general_dilated"}),
     "patches": (patches, (normal(4, 16, 12, 3), normal(4, 4, 3, 10)), {"conv_general_dilated"}),
@@ -122,6 +127,10 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
     "seeded": (seeded, (normal(4, 6), np.int32(5), np.int32(2)),
                {"random_seed", "random_split", "random_fold_in", "random_bits", "shift_right_logical", "bitwise_or",
                 "erf_inv"}),
+    "segments": (segments, (normal(3000, 4), SEED.integers(-9, 1520, 3000).astype("i4")),
+                 {"scatter_add", "scatter_max"}),
+    "segments back": (jax.grad(lambda x, ids: jnp.sum(jax.ops.segment_sum(x, ids, 1500) ** 2)),
+                      (normal(3000, 4), np.arange(3000, dtype="i4") * 7 % 1500), {"scatter_add"}),
     "decayed": (decayed, (np.linspace(-0.5, 2, 3, dtype="f4"), np.arange(5, dtype="i4")), {"pow"}),
     "grouped": (grouped, (normal(6, 4), normal(3, 4, 5), np.array([2, 2, 2], np.int32)), {"ragged_dot"}),
     "scans": (scans, (normal(4, 6),), {"reduce_window_max", "cumprod", "cummax", "reduce_prod"}),

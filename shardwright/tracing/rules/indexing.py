@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, Variable
 from shardwright.tracing.rules.elementwise import falling, same
+from shardwright.tracing.rules.opaque import called
 from shardwright.tracing.rules.shapes import cut, looked_up, of_one
 from shardwright.tracing.rules.table import RULES, do, rule
 from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, refusal
@@ -167,6 +168,9 @@ def _write_at(w: GraphWriter, op: Application, windows: Mapping[int, int], at: d
     numbers = op.params["dimension_numbers"]
     base, _, updates = op.operands
     result = op.results[0]
+    if _is_sparse(op, windows, at):
+        _combine_rows(w, op, windows, at)
+        return
     axes = w.axes(result)
     find = w.dimensions.find
     batch = [i for i in range(len(updates.shape)) if i not in windows.values()]
@@ -236,6 +240,46 @@ def _write_at(w: GraphWriter, op: Application, windows: Mapping[int, int], at: d
         w.put(result, text, order, axes, stem="update")
         return
     _write_masked(w, op, whole_base, value, {d: positions(d, operand) for d, operand in at.items()}, summed)
+
+
+_MOST_COMPARED = 1 << 22
+"""Comparisons of places with indices, times elements where these are no product: with more, rows are combined by a
+function of JAX, which no chip divides along the places."""
+
+_NARROW = 64
+"""Elements of a row below which adding rows as a product by comparisons is mostly comparing."""
+
+
+def _is_sparse(op: Application, windows: Mapping[int, int], at: Mapping[int, Operand]) -> bool:
+    """Tells whether whole rows of one dimension are combined with so many that comparing each place would be long."""
+    base, _, updates = op.operands
+    if op.primitive == "scatter" or len(at) != 1 or op.params["dimension_numbers"].operand_batching_dims:
+        return False
+    (d,) = at
+    if d in windows or any(updates.shape[u] != base.shape[e] for e, u in windows.items()):
+        return False
+    row = math.prod(updates.shape[u] for u in windows.values())
+    compared = math.prod(updates.shape) // max(row, 1) * base.shape[d]
+    adds = op.primitive not in _COMBINED
+    return row < _NARROW and compared > _MOST_COMPARED if adds else compared * row > _MOST_COMPARED
+
+
+def _combine_rows(w: GraphWriter, op: Application, windows: Mapping[int, int], at: Mapping[int, Operand]) -> None:
+    """Calls a function of JAX that adds rows to those at their indices, or combines them otherwise."""
+    base, _, updates = op.operands
+    ((d, ids),) = at.items()
+    batch = [i for i in range(len(updates.shape)) if i not in windows.values()]
+    before = [windows[e] for e in range(d)]
+    order = [*before, *batch, *(windows[e] for e in range(d + 1, len(base.shape)))]
+    rows = do(w, op, "rows", "transpose", [updates], [updates.shape[i] for i in order], permutation=order)
+    here = {i: e for e, i in windows.items()}
+    kept = [[None if e == d else e for e in range(len(base.shape))], [None] * len(batch), [here.get(i) for i in order]]
+    name = "scatter_add" if op.primitive not in _COMBINED else op.primitive.replace("-", "_")
+    params = {"axis": sum(size > 1 for size in base.shape[:d])}
+    w.dimensions.tie(w.whole(base).axes[d], w.axes(op.results[0])[d])
+    for k, axis in enumerate(w.whole(ids).axes):
+        w.dimensions.tie(axis, w.whole(rows).axes[d + k])
+    called(w, op, name, kept, params, ones=False, operands=[base, ids, rows])
 
 
 def _write_masked(w: GraphWriter, op: Application, base: ProgramValue, value: ProgramValue,
