@@ -138,6 +138,15 @@ def test_gpus_copy_the_slices_of_a_loop_and_are_priced_so() -> None:
     assert "as they are priced here" in cost_table(cost, costs)
 
 
+def test_flags_for_gpus_are_taken_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Triton's kernels a product is a call of cuBLAS, which has a workspace."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false --xla_backend_optimization_level=0")
+    flagged = explain_program(program(LAYERS, 8, "h100:8"), "h100:8", "a.shard").functions[0]
+    assert flagged.temporary_bytes is not None
+    assert flagged.temporary_bytes > 32 << 20 > (function(LAYERS, "h100:8").temporary_bytes or 0)
+    assert flagged.moved_bytes is not None
+
+
 @pytest.mark.parametrize("target", ["tpu-v4:4x2x2", "tpu-v5p:4x2x2"])
 def test_a_reduce_scatter_of_a_product_stays_one(target: str) -> None:
     """Along the second dimension libtpu makes an all-reduce of it, and a slice."""
