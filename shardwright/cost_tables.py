@@ -89,7 +89,7 @@ def _compiled_bytes(kernel: KernelCost, compiled: CompiledCosts | None) -> tuple
 
 
 def _compiled_time(kernel: KernelCost, compiled: CompiledCosts | None) -> tuple[str, ...]:
-    """The time of a kernel as the compiler estimates it, nothing where it made none of its own."""
+    """The time of a kernel as the compiler estimates it or it is priced here, nothing where it made none of its own."""
     if compiled is None:
         return ()
     estimated = compiled.parts[kernel.work.name].estimated_s
@@ -101,7 +101,8 @@ def _compiled_lines(compiled: CompiledCosts | None) -> list[str]:
         return []
     lines = [f"compiled       for {compiled.target}: {bytes_text(compiled.bytes_received)} received"]
     if compiled.estimated_s is not None:
-        lines[0] += f"; kernels {duration_text(compiled.estimated_s)} as its compiler estimates them,"
+        by = "as they are priced here" if compiled.priced else "as its compiler estimates them"
+        lines[0] += f"; kernels {duration_text(compiled.estimated_s)} {by},"
         other = duration_text(compiled.other.estimated_s or 0.0)
         lines.append(f"               {other} of it for none of these statements")
     return lines

@@ -55,7 +55,7 @@ def test_a_program_and_its_module(shardwright: Run, tmp_path: Path) -> None:
     (func,) = explained["functions"]
     assert list(func) == [
         "name", "collectives", "bytes_received", "written_bytes_received", "argument_bytes", "temporary_bytes",
-        "output_bytes", "predicted_peak_bytes", "kernels", "compile_s", "faults",
+        "output_bytes", "predicted_peak_bytes", "kernels", "moved_bytes", "compile_s", "faults",
     ]  # fmt: skip
     assert [(c["op"], c["axes"], c["trips"], c["statements"]) for c in func["collectives"]] == [
         ("all_gather", ["y"], 1, ["x_gathered"]),
@@ -160,6 +160,7 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
                 "output_bytes": None,
                 "predicted_peak_bytes": None,
                 "kernels": [],
+                "moved_bytes": None,
                 "compile_s": None,
                 "faults": [],
             }

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from shardwright.backends.hlo.module import Computation, HloModule, Instruction, SourceFrame, arrays_in
+from shardwright.backends.hlo.module import Computation, HloModule, Instruction, SourceFrame, arrays_in, parts_of
 from shardwright.backends.hlo.trips import trips_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -19,12 +19,13 @@ _DILATED = re.compile(r"lhs_dilate=([\dx]+)")
 _CUBLAS = 'custom_call_target="__cublas$'
 _DIMS = re.compile(r'\b(lhs|rhs)_(batch|contracting)_dim(?:ension)?s"?[=:][{\[]([\d",]+)')
 _LAID = re.compile(r"\w+\[[\d,]*\](?:\{([\d,]*)(?::T\(([\d,]*)\))?[^}]*?(S\([13]\))?\})?")
-_WORKS = frozenset({"fusion", "dot", "convolution", "custom-call", "reduce", "copy", "scatter", "sort"})
+_FUSIONS = frozenset({"fusion", "fusion-start"})
+"""Opcodes of kernels that are computations of their own; the second goes on beside what follows, until its end."""
+
+_WORKS = _FUSIONS | {"dot", "convolution", "custom-call", "reduce", "copy", "scatter", "sort"}
 """Opcodes of kernels where the compiler says no cycles."""
 
-_NOTHING = frozenset({
-    "bitcast", "broadcast", "constant", "fusion", "get-tuple-element", "parameter", "reshape", "tuple",
-})  # fmt: skip
+_NOTHING = _FUSIONS | {"bitcast", "broadcast", "constant", "get-tuple-element", "parameter", "reshape", "tuple"}
 """Opcodes within a kernel that are no work: other names and other shapes."""
 
 _MOVES = frozenset({
@@ -147,7 +148,7 @@ def _kernel(
         root.name,
         trips,
         cycles,
-        root.opcode != "fusion",
+        root.opcode not in _FUSIONS,
         tuple((_product if each.opcode == "convolution" else _dot)(around, each) for around, each in multiplied),
         tuple(_reads(module, computation, root)),
         tuple(_writes(computation, inside, root)),
@@ -161,7 +162,7 @@ def _inside(
 ) -> Iterator[tuple[Computation, Instruction]]:
     """A kernel's instruction, and those of the computations that it fuses."""
     yield computation, root
-    for callee in root.called if root.opcode == "fusion" else ():
+    for callee in root.called if root.opcode in _FUSIONS else ():
         fused = module.computations[callee]
         for instruction in fused.instructions.values():
             yield from _inside(module, fused, instruction)
@@ -194,11 +195,11 @@ def _reads(module: HloModule, computation: Computation, root: Instruction) -> It
 
 def _part_read(module: HloModule, root: Instruction, number: int) -> int | None:
     """The elements that an instruction reads of an operand that it takes slices of or writes into; None for all."""
-    if number == 0 and root.opcode in {"dynamic-slice", "gather"}:
+    if number == 0 and root.opcode in {"dynamic-slice", "gather", "slice"}:
         return root.arrays[0].elements
     if number == 0 and root.opcode in _WRITTEN:
         return 0
-    if root.opcode != "fusion" or not root.called:
+    if root.opcode not in _FUSIONS or not root.called:
         return None
     fused = module.computations[root.called[0]]
     return _part_used(module, fused, fused.parameter(number))
@@ -228,7 +229,8 @@ def _writes(
     users = computation.users(root.name)
     parted = root.type.startswith("(") and all(user.opcode == "get-tuple-element" for user in users)
     taken = [int(index[1]) for user in users if parted and (index := _INDEX.search(user.attributes))]
-    for number, whole in enumerate(traffic_of(root.type)):
+    made = parts_of(root.type)[1] if root.opcode == "fusion-start" else root.type  # between what it reads and a token
+    for number, whole in enumerate(traffic_of(made)):
         if not taken or number in taken:
             yield _share(whole, rows[-1] if rows else None)
 

@@ -108,6 +108,7 @@ def _request(target: Target, mesh: Mapping[str, int]) -> dict[str, Any]:
     topology: dict[str, Any] = {}
     order: list[list[int]] | None = None
     options: dict[str, Any] = {}
+    flags: list[str] = []
     laid = target.order(mesh)
     chip = target.name.partition(":")[0]
     if target.platform.name == "tpu":
@@ -129,12 +130,14 @@ def _request(target: Target, mesh: Mapping[str, int]) -> dict[str, Any]:
         config = target_config(target.chip.name)
         topology = {"topology_name": "", "target_config": config, "topology": f"1x{nodes}x{target.shape[-1]}"}
         options = {"xla_gpu_autotune_level": 0}  # there is no device to measure on
+        flags = [word for word in os.environ.get("XLA_FLAGS", "").split() if word.startswith("--xla_gpu_")]
     return {
         "format": _FORMAT,
         "platform": target.platform.name,
         "topology": topology,
         "order": order,
         "options": options,
+        "flags": flags,
         "devices": prod(mesh.values()),
     }
 
@@ -169,7 +172,7 @@ def _run(target: Target, request: dict[str, Any], text: str, time_limit_s: float
         )
         words = [sys.executable, "-m", "shardwright.backends.targets.worker", str(asked), str(answered)]
         with noise.open("wb") as sink:
-            environment = _environment(request["devices"], dumps)
+            environment = _environment(request["devices"], request["flags"], dumps)
             try:
                 done = subprocess.run(
                     words, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment,
@@ -185,11 +188,11 @@ def _run(target: Target, request: dict[str, Any], text: str, time_limit_s: float
         return answer
 
 
-def _environment(devices: int, dumps: Path) -> dict[str, str]:
+def _environment(devices: int, own_flags: Sequence[str], dumps: Path) -> dict[str, str]:
     """JAX itself runs on the CPU. libtpu asks no service what machine this is, and lets another of it run beside it."""
     own = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_dump_to={dumps}"
-    return {**os.environ, **own, "XLA_FLAGS": flags}
+    flags = [*own_flags, f"--xla_force_host_platform_device_count={devices}", f"--xla_dump_to={dumps}"]
+    return {**os.environ, **own, "XLA_FLAGS": " ".join(flags)}
 
 
 # ---------------------------------------------------------------- what was compiled before

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardwright.cli.options import Subparsers
+    from shardwright.cost.hardware.constants import Constants
     from shardwright.cost.programs.program_cost import Cost, KernelCost
     from shardwright.explaining.compiled_costs import CompiledCosts
     from shardwright.ir.program import Func, Program
@@ -152,7 +153,9 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...]]:
     return replace(cost, parameters=round(active_parameters(found))), fitted_layout(deployment, args.batch).dropped
 
 
-def _compiled(args: argparse.Namespace, program: Program, costs: list[Cost]) -> dict[str, CompiledCosts]:
+def _compiled(
+    args: argparse.Namespace, program: Program, costs: list[Cost], constants: Constants | None
+) -> dict[str, CompiledCosts]:
     """By function, what the compiler of `--target` made of it."""
     from shardwright.explaining.compiled_costs import compiled_costs
     from shardwright.explaining.explain import explain_program
@@ -161,7 +164,7 @@ def _compiled(args: argparse.Namespace, program: Program, costs: list[Cost]) -> 
     explained = explain_program(program, args.target, args.file, names, args.time_limit)
     explained.refuse()
     reports = {report.name: report for report in explained.functions}
-    return {cost.func: compiled_costs(cost, reports[cost.func], args.target) for cost in costs}
+    return {cost.func: compiled_costs(cost, reports[cost.func], args.target, constants) for cost in costs}
 
 
 def _of_program(
@@ -199,7 +202,7 @@ def _of_program(
         else:
             costs = [pipeline_cost(program, f, stages, args.micro_batches, chip, constants) for f in chosen]
         generated = generation_cost(program, chip, args.generate, constants) if args.generate else None
-        compiled = _compiled(args, program, costs) if args.target else {}
+        compiled = _compiled(args, program, costs, constants) if args.target else {}
     return costs, generated, compiled
 
 

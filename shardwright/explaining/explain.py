@@ -17,6 +17,7 @@ from shardwright.explaining.reports import (
     FaultReport,
     FunctionReport,
     KernelReport,
+    UntimedKernel,
 )
 
 if TYPE_CHECKING:
@@ -290,6 +291,8 @@ def _report(
     if not of_module:
         collectives = tuple(replace(r, source=place_of(c.stack)) for r, c in zip(collectives, compiled, strict=True))
     kernels = tuple(_kernel_report(kernel, target, names) for kernel in kernels_of(module))
+    on_gpu = target is not None and target.platform.name == "cuda"
+    untimed = [UntimedKernel(each, _worked_on(each, names)) for each in kernels_of(module, untimed=True) if on_gpu]
     seconds = {kernel.name: kernel.estimated_s for kernel in kernels if kernel.estimated_s is not None}
     if seconds:
         busy = [sum(seconds.get(name, 0.0) for name in each.beside) for each in collectives]
@@ -303,6 +306,7 @@ def _report(
         memory and memory.temporary_bytes,
         memory and memory.output_bytes,
         kernels=kernels,
+        untimed=tuple(untimed),
         compile_s=func.compile_s,
         unmade=tuple(dict.fromkeys(statement.name for statement in statements if id(statement) not in made)),
         faults=tuple(faults),
@@ -311,17 +315,23 @@ def _report(
 
 
 def _kernel_report(kernel: CompiledKernel, target: Target | None, names: Mapping[int, str]) -> KernelReport:
-    from shardwright.backends.hlo.statements import statement_of
     from shardwright.backends.targets.estimates import estimated_s
 
-    places = [statement_of(stack, MODULE, names) for stack in kernel.stacks]
-    statements = tuple(dict.fromkeys(place[0] for place in places if place))
+    statements = _worked_on(kernel, names)
     rates = target and target.rates
     if target is None or target.chip is None or rates is None:
         return KernelReport(kernel.name, kernel.trips, None, None, statements)
     predicted = estimated_s(kernel, target.chip, rates)
     estimated = None if kernel.cycles is None else kernel.cycles / rates.clock_hz
     return KernelReport(kernel.name, kernel.trips, estimated, predicted, statements)
+
+
+def _worked_on(kernel: CompiledKernel, names: Mapping[int, str]) -> tuple[str, ...]:
+    """The values that a kernel works on, the one of its product first."""
+    from shardwright.backends.hlo.statements import statement_of
+
+    places = [statement_of(stack, MODULE, names) for stack in kernel.stacks]
+    return tuple(dict.fromkeys(place[0] for place in places if place))
 
 
 def _collective_reports(

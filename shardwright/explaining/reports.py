@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwright.backends.hlo.kernels import CompiledKernel
     from shardwright.ir.diagnostics import DiagnosticError
 
 
@@ -66,6 +67,21 @@ class KernelReport:
 
 
 @dataclass(frozen=True)
+class UntimedKernel:
+    """A kernel of a GPU, whose compiler estimates none, and the values that it works on, the one of its product
+    first."""
+
+    kernel: CompiledKernel
+    statements: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it reads and writes in all trips."""
+        arrays = (*self.kernel.reads, *self.kernel.writes)
+        return (self.kernel.trips or 1) * sum(array.nbytes for array in arrays)
+
+
+@dataclass(frozen=True)
 class FaultReport:
     """A place where a partitioned module contradicts itself: an instruction, why, and FILE:LINE of what it comes from.
     `statement` is the value of an emitted module that it belongs to."""
@@ -86,7 +102,7 @@ class FunctionReport:
 
     `written_bytes_received` is what its statements receive; `unmade` are those that have no collective of their own.
     `output_bytes` leaves out results that take over the place of an argument, so that the three are what is held; of
-    the arguments `state_bytes` are those of the program's state.
+    the arguments `state_bytes` are those of the program's state. `untimed` are a GPU's kernels.
     `notes` say what is otherwise where the module runs.
     """
 
@@ -98,6 +114,7 @@ class FunctionReport:
     output_bytes: int | None = None
     predicted_peak_bytes: int | None = None
     kernels: tuple[KernelReport, ...] = ()
+    untimed: tuple[UntimedKernel, ...] = ()
     compile_s: float | None = None
     unmade: tuple[str, ...] = ()
     faults: tuple[FaultReport, ...] = ()
@@ -114,6 +131,15 @@ class FunctionReport:
         parts = (self.argument_bytes, self.temporary_bytes, self.output_bytes)
         return sum(part or 0 for part in parts) if any(part is not None for part in parts) else None
 
+    @property
+    def moved_bytes(self) -> tuple[int, int] | None:
+        """The bytes that a GPU's kernels read and write, and those of them that only lay an array otherwise, such as
+        the copy of a layer's weights out of all layers'; None where the compiler estimates kernels."""
+        if not self.untimed:
+            return None
+        laid = sum(each.nbytes for each in self.untimed if each.kernel.moves_only)
+        return sum(each.nbytes for each in self.untimed), laid
+
     def as_json(self) -> dict[str, Any]:
         """The keys that `explain --json` promises."""
         return {
@@ -126,6 +152,7 @@ class FunctionReport:
             "output_bytes": self.output_bytes,
             "predicted_peak_bytes": self.predicted_peak_bytes,
             "kernels": [kernel.as_json() for kernel in self.kernels],
+            "moved_bytes": None if self.moved_bytes is None else list(self.moved_bytes),
             "compile_s": self.compile_s,
             "faults": [fault.as_json() for fault in self.faults],
         }
@@ -168,6 +195,9 @@ class FunctionReport:
         if timed:
             total = sum((k.estimated_s or 0.0) * (k.trips or 1) for k in timed)
             lines.append(f"  kernels: {len(timed)}, {total * 1e3:.4g} ms as the compiler estimates them")
+        if self.moved_bytes is not None:
+            moved, laid = map(bytes_text, self.moved_bytes)
+            lines.append(f"  kernels: {len(self.untimed)}, {moved} read and written, {laid} of it by copies and slices")
         own = [k for k in self.kernels if k.estimated_s is None and k.predicted_s is not None]
         if own:
             total = sum((k.predicted_s or 0.0) * (k.trips or 1) for k in own)

@@ -126,6 +126,36 @@ def test_rows_written_in_place_and_what_only_lays_bytes_otherwise(written: str) 
     assert estimated_s(copy, target.chip, target.rates) is None
 
 
+SLICES = """HloModule jit_f, is_scheduled=true, num_partitions=1
+
+%taken (w: bf16[6,4608,512], i: s32[]) -> bf16[1,4608,512] {
+  %w = bf16[6,4608,512] parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %s = bf16[1,4608,512] SLICE
+}
+
+ENTRY %main (w: bf16[6,4608,512], i: s32[]) -> bf16[1,4608,512] {
+  %w = bf16[6,4608,512] parameter(0)
+  %i = s32[] parameter(1)
+  ENTRY
+}
+"""
+AT_ONCE = "ROOT %f = bf16[1,4608,512] fusion(%w, %i), kind=kLoop, calls=%taken"
+BESIDE = """%f = ((bf16[6,4608,512], s32[]), bf16[1,4608,512]{2,1,0}, u32[]) fusion-start(%w, %i), calls=%taken
+  ROOT %d = bf16[1,4608,512] fusion-done(%f)"""
+
+
+@pytest.mark.parametrize("entry", [AT_ONCE, BESIDE])
+@pytest.mark.parametrize("taken", ["dynamic-slice(%w, %i, %i, %i)", "slice(%w), slice={[2:3], [0:4608], [0:512]}"])
+def test_a_slice_that_a_gpu_copies_reads_and_writes_itself(taken: str, entry: str) -> None:
+    """At once, or started and taken up later."""
+    (made,) = kernels_of(parse(SLICES.replace("SLICE", taken).replace("ENTRY\n", f"{entry}\n")), untimed=True)
+    assert made.reads[0].nbytes == made.writes[0].nbytes == 4608 * 512 * 2
+    assert len(made.writes) == 1
+    assert made.moves_only
+    assert not made.alone
+
+
 def test_a_reduction_passes_over_what_it_reads() -> None:
     made = kernel(
         "  ROOT %u = bf16[512,4608] copy(%a)",

@@ -20,11 +20,16 @@ from shardwright import assert_collectives
 from shardwright.backends.graph.drawing import timeline_of
 from shardwright.backends.targets.names import parse_target
 from shardwright.compiling.compile_program import explicit, load
+from shardwright.cost.hardware.chips import load_chip
 from shardwright.cost.movements.traffic import bytes_received
+from shardwright.cost.programs.program_cost import cost_of
+from shardwright.cost_tables import cost_table
+from shardwright.explaining.compiled_costs import compiled_costs
 from shardwright.explaining.explain import explain, explain_program
 from shardwright.explaining.reports import Explanation, FunctionReport
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Program
+from shardwright.ir.text.table import bytes_text
 
 MESHES = {8: "x=2 y=2 z=2", 16: "x=2 y=4 z=2"}
 FEEDFORWARD = """
@@ -109,6 +114,37 @@ def test_gpus_run_what_is_written(target: str) -> None:
     assert func.bytes_received == func.written_bytes_received
     assert {c.op for c in func.collectives} == {"all_gather", "reduce_scatter"}
     assert func.kernels == ()
+
+
+def test_gpus_copy_the_slices_of_a_loop_and_are_priced_so() -> None:
+    """Every layer's weights are read and written before a product reads them, unless they are no slice."""
+    looped, alone = function(LAYERS, "h100:8"), function(FEEDFORWARD, "h100:8")
+    weights = 6 * 2 * 512 * 2048 * 2 // 8
+    assert looped.moved_bytes is not None
+    assert alone.moved_bytes is not None
+    assert looped.moved_bytes[0] > 3 * weights
+    assert looped.moved_bytes[1] == pytest.approx(2 * weights, rel=0.1)
+    assert alone.moved_bytes[1] < weights // 6 // 8
+    assert function(LAYERS, "tpu-v5e:2x4").moved_bytes is None
+    both = "read and written, {} of it by copies and slices"
+    assert both.format(bytes_text(looped.moved_bytes[1])) in looped.as_text("h100:8")
+
+    made = program(LAYERS, 8, "h100:8")
+    cost = cost_of(made, made.funcs[0], load_chip("h100"))
+    costs = compiled_costs(cost, looped, "h100:8")
+    laid = sum(each.nbytes for each in looped.untimed if each.kernel.moves_only)
+    assert costs.other.estimated_s is not None
+    assert costs.other.estimated_s > laid / load_chip("h100").memory_bytes_per_s
+    assert "as they are priced here" in cost_table(cost, costs)
+
+
+def test_flags_for_gpus_are_taken_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Triton's kernels a product is a call of cuBLAS, which has a workspace."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false --xla_backend_optimization_level=0")
+    flagged = explain_program(program(LAYERS, 8, "h100:8"), "h100:8", "a.shard").functions[0]
+    assert flagged.temporary_bytes is not None
+    assert flagged.temporary_bytes > 32 << 20 > (function(LAYERS, "h100:8").temporary_bytes or 0)
+    assert flagged.moved_bytes is not None
 
 
 @pytest.mark.parametrize("target", ["tpu-v4:4x2x2", "tpu-v5p:4x2x2"])
