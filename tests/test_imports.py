@@ -17,8 +17,9 @@ ON_USE = (
     "shardwright.backends.torch.functions",
     "shardwright.workbench.highlighting",  # which Pygments imports
     "shardwright.workbench.language_server",  # which `lsp` imports
-    "shardwright.tracing.aten.arrays",  # which, like the next five, `trace` imports for a module of PyTorch
+    "shardwright.tracing.aten.arrays",  # which, like the next six, `trace` imports for a module of PyTorch
     "shardwright.tracing.aten.convolutions",
+    "shardwright.tracing.aten.decompositions",
     "shardwright.tracing.aten.numbers",
     "shardwright.tracing.aten.recurrent",
     "shardwright.tracing.aten.reductions",
