@@ -136,5 +136,5 @@ def test_the_generator_draws_what_it_says() -> None:
     )
     assert documented - operations == {
         "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice", "as_partial", "permute", "roll", "fetch",
-        "store", "start", "prefetch", "wait", "neg", "attend", "join_attention", "foreign",
+        "store", "start", "prefetch", "wait", "neg", "attend", "join_attention", "foreign", "expm1", "erf", "erfc",
     }  # fmt: skip

@@ -43,10 +43,13 @@ def place_layouts(
     key, choices = violated
     found: list[LayoutSolution] = []
     late: OutOfWorkError | None = None
+    as_cheap = False
     for axes in choices:
         narrowed = replace(options, digit_sets={**options.digit_sets, key: axes})
         try:
             found.append(place_layouts(program, narrowed, solve, effort))
+            if as_cheap := found[-1].solution.cost <= best.solution.cost:
+                break  # nothing is cheaper by more than what the bound of `best` leaves open
         except OutOfWorkError as error:
             late = error
         except DiagnosticError:
@@ -57,8 +60,9 @@ def place_layouts(
         everything = replace(options, digit_sets={**options.digit_sets, key: frozenset(program.mesh)})
         return place_layouts(program, everything, solve, effort)
     cheapest = min(found, key=lambda placement: placement.solution.cost)
-    bound = best.solution.bound if late is not None else min(placement.solution.bound for placement in found)
-    proved = [best] if late is not None else found
+    is_partial = as_cheap or late is not None
+    bound = best.solution.bound if is_partial else min(placement.solution.bound for placement in found)
+    proved = [best] if is_partial else found
     least = [placement.bound_bytes for placement in proved if placement.bound_bytes is not None]
     return replace(
         cheapest,

@@ -81,11 +81,6 @@ def add_planning(parser: Parser) -> None:
         help="also write when each copy and computation happens, for draw",
     )
     add(
-        "--no-page-cache",
-        action="store_true",
-        help="files are read from the disk each time, past the page cache (a run does so where they do not fit in it)",
-    )
-    add(
         "--frontier",
         metavar="OUT.{svg,png,pdf}",
         type=one_of("format of picture", "svg", "png", "pdf"),

@@ -49,6 +49,11 @@ def add_run(parser: Parser) -> None:
     for tier in ("device", "host", "disk"):
         own(f"--{tier}-memory", type=size_in_bytes, metavar="8GB", help=f"take no more of the {tier} than this")
     own("--spill-dir", metavar="DIR", help="for what lies on disk (default: the folder of temporary files)")
+    own(
+        "--no-page-cache",
+        action="store_true",
+        help="files are read from the disk each time, past the page cache (a run does so where they do not fit in it)",
+    )
     own("--disk-readers", type=positive, metavar="N", default=4, help="threads that read from disk (default: 4)")
     add("--schedule", choices=("zigzag", "diagonal"), default="zigzag", help="of the batches (default: zigzag)")
     add(
