@@ -63,9 +63,11 @@ class SuggestedConstraint:
         """The line of JAX."""
         if not self.own_name:
             return f"jax.lax.with_sharding_constraint(..., {self.spec})  # of what {self.value} gives within the line"
-        assigned = f"{self.own_name} = " if self.own_name.isidentifier() else ""
-        each = f"  # i = {', '.join(map(str, self.numbers))}" if self.numbers else ""
-        return f"{assigned}jax.lax.with_sharding_constraint({self.own_name}, {self.spec}){each}"
+        line = f"jax.lax.with_sharding_constraint({self.own_name}, {self.spec})"
+        if self.own_name.isidentifier():
+            return f"{self.own_name} = {line}"
+        each = f", i = {', '.join(map(str, self.numbers))}" if self.numbers else ""
+        return f"{line}  # in the place of {self.own_name}{each}"
 
 
 @dataclass(frozen=True)

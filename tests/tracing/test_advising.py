@@ -89,7 +89,9 @@ def test_fixes_within_the_body_of_a_scan(mesh: Any) -> None:
     assert verdict.received_bytes == received(scanned(mesh), args, mesh)
     assert {each.trips for each in verdict.collectives} == {4}
     (fix,) = verdict.fixes
-    assert fix.pasted == "jax.lax.with_sharding_constraint(layer['up'], P(None, 'model'))"
+    assert fix.pasted == (
+        "jax.lax.with_sharding_constraint(layer['up'], P(None, 'model'))  # in the place of layer['up']"
+    )
     assert fix.begins_body
     assert f"{fix.place}: jax.lax" in repr(verdict)
     assert fix.place.endswith(", where its body begins")
@@ -156,7 +158,10 @@ def test_arguments_of_all_layers_have_one_line(mesh: Any) -> None:
     args = (layers, array(mesh, (16, 8, 64), "data"))
     verdict = advise(function, args, mesh)
     (fix,) = verdict.fixes
-    assert fix.pasted == "jax.lax.with_sharding_constraint(layers[i]['up'], P(None, 'model'))  # i = 0, 1"
+    assert fix.pasted == (
+        "jax.lax.with_sharding_constraint(layers[i]['up'], P(None, 'model'))"
+        "  # in the place of layers[i]['up'], i = 0, 1"
+    )
     assert fix.place == "at the beginning"
     assert (fix.times, fix.numbers) == (2, (0, 1))
     assert (
