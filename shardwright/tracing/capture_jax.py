@@ -292,7 +292,8 @@ class _Reader:
             results = tuple(self.variable(v.aval) for v in equation.outvars)
             self.origins.update((int(str(made.number)), v) for made, v in zip(results, equation.outvars, strict=True))
             known.update(zip(equation.outvars, results, strict=True))
-            applied = Application(primitive, operands, params, results, place(equation), frames, columns(equation))
+            here = place(equation) or (":".join(map(str, calls[-1])) if calls else "")  # or where that is called
+            applied = Application(primitive, operands, params, results, here, frames, columns(equation))
             graph.applications.append(applied)
         return [operand(v) for v in jaxpr.outvars]
 

@@ -21,10 +21,11 @@ from shardwright.tracing.source_names import source_names
 DTYPES = {
     "float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f32", "int64": "int32", "int32": "int32",
     "uint32": "uint32", "int8": "int8", "int4": "int4", "bool": "bool", "int16": "int32", "uint8": "int32",
+    "uint16": "int32",
     "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
 }  # fmt: skip
 
-WRAPPED = {"uint8": (0, 256), "int16": (-32768, 65536)}
+WRAPPED = {"uint8": (0, 256), "int16": (-32768, 65536), "uint16": (0, 65536)}
 """Formats that are kept as int32, each with its least number and how many it has: arithmetic wraps around."""
 
 _MAY_OVERFLOW = frozenset({

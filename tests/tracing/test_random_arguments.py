@@ -110,12 +110,23 @@ def test_arrays_of_one_number_are_varied() -> None:
     assert 1 <= ones.min() < ones.max() < 2
 
 
-def test_counts_and_bits_of_narrow_integers() -> None:
-    weights = np.arange(3, 256, 16, dtype=np.uint8)
-    for function in (lambda w: w & 15, lambda w: w >> 4, lambda w: ~w, lambda w: (w << 4) | 1, lambda w: w + 200):
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
+def test_bits_of_narrow_integers(dtype: Any) -> None:
+    weights = (np.arange(3, 256, 16) * 257 % 65536).astype(dtype)
+    for function in (
+        lambda w: w & 15,
+        lambda w: w >> 4,
+        lambda w: ~w,
+        lambda w: (w << 4) | 1,
+        lambda w: w + 200,
+        lambda w: w * w,
+    ):
         made = optimize(function, (weights,), {"x": 1})(weights)
-        assert made.dtype == np.uint8
+        assert made.dtype == dtype
         np.testing.assert_array_equal(np.asarray(made), np.asarray(function(jnp.asarray(weights))))
+
+
+def test_counts_on_a_named_chip() -> None:
     ids = np.array([1, 3, 3, 7, 0, 2, 2, 2], np.int32)
     counted = optimize(lambda i: jnp.bincount(i, length=8), (ids,), {"x": 1}, "h100")
     np.testing.assert_array_equal(np.asarray(counted(ids)), np.bincount(ids, minlength=8))
