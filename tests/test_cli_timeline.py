@@ -41,7 +41,7 @@ def test_a_plan_has_a_timeline(timeline: Path) -> None:
     assert set(made) == {"format", "title", "capacity_bytes", "predicted"}
     events = made["predicted"]["events"]
     assert set(events[0]) == {"resource", "name", "start", "end", "bytes", "after", "step"}
-    assert {event["resource"] for event in events} == {"to device", "device", "from device"}
+    assert {event["resource"] for event in events} == {"to device", "device", "from device", "host"}
     layers = {event["name"].split(" ", 2)[2] for event in events if " N=" in event["name"] and " M=" in event["name"]}
     assert len(layers) == 32 * 2 * 3
     assert set(made["predicted"]["memory_bytes"]) == {"device", "host"}

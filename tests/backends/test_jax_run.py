@@ -46,8 +46,8 @@ def test_too_late_for_more_devices() -> None:
     )
     assert alone(script) == (
         "the mesh needs 4 devices, and JAX was started with 1 [too-few-devices]\n"
-        "note: set XLA_FLAGS=--xla_force_host_platform_device_count=4 before JAX is imported, or make the mesh smaller "
-        "with --mesh\n"
+        "note: set XLA_FLAGS=--xla_force_host_platform_device_count=4 before JAX is imported, or give a smaller mesh "
+        "(--mesh, or mesh=)\n"
     )
 
 
