@@ -6,16 +6,19 @@ that is neither in this table nor declared by the Python that runs it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from shardwright.backends.jax_functions import ALONG, FUNCTIONS, POINTWISE, has_several
 from shardwright.backends.number_formats import Array, numpy_dtype
 from shardwright.backends.torch_operations import ATEN, FORMATS, listed_path, path_of, torch_operation
 from shardwright.ir import ops
@@ -24,43 +27,6 @@ from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import Let, Program, Statement
 from shardwright.ir.types import TensorType
 from shardwright.ir.walk import Scope, Site, map_sites, operand_names, sites
-
-POINTWISE = frozenset((
-    "floor", "ceil", "round", "erf_inv", "lgamma", "digamma", "atan2", "pow", "asin", "acos", "atan", "sinh", "cosh",
-    "asinh", "acosh", "atanh", "nextafter", "population_count", "clz", "bitwise_and", "bitwise_or", "bitwise_xor",
-    "bitwise_not", "shift_left", "shift_right_logical", "shift_right_arithmetic", "bessel_i0e", "bessel_i1e",
-    "igamma", "igammac", "regularized_incomplete_beta",
-))  # fmt: skip
-"""Functions of `jax.lax` that compute each element from those at its place."""
-
-ALONG = frozenset({"cumprod", "cummax", "cummin", "cumlogsumexp"})
-"""Functions of `jax.lax` along `axis`."""
-
-_LAX = {
-    **{name: name for name in (*POINTWISE, *ALONG, "conv_general_dilated", "ragged_dot", "reduce_prod")},
-    "cholesky": "linalg.cholesky",
-    "triangular_solve": "linalg.triangular_solve",
-    "lu_pivots_to_permutation": "linalg.lu_pivots_to_permutation",
-    **{name: f"linalg.{name}" for name in ("lu", "qr", "svd", "eigh")},
-    "reduce_window_max": "reduce_window",
-    "reduce_window_min": "reduce_window",
-    "reduce_window_sum": "reduce_window",
-}
-_BEFORE_PARAMS = {
-    "reduce_window_max": ("-jnp.inf", "lax.max"),
-    "reduce_window_min": ("jnp.inf", "lax.min"),
-    "reduce_window_sum": ("0", "lax.add"),
-}
-"""The source that the function takes between its operands and its parameters."""
-
-_OF_SEVERAL = frozenset({"lu", "qr", "svd", "eigh"})
-"""Functions of `jax.lax` with more than one result."""
-
-_AT = {"scatter_add": "add", "scatter_max": "max", "scatter_min": "min", "scatter_mul": "multiply"}
-"""Functions that combine rows with those of a table at indices along `axis`, by the method of `jnp.ndarray.at`."""
-
-LAX = frozenset({*_LAX, *_AT, "fft", "random_seed", "random_bits", "random_split", "random_fold_in"})
-"""The functions of JAX that programs may call."""
 
 STAND_IN = "stand_in"
 """The name of what stands in for another function, at other sizes than it takes."""
@@ -125,7 +91,7 @@ def kernel(axes: str, *, splits: str = "", name: str = "") -> Callable[[F], F]:
 
         @functools.cache
         def jitted() -> Any:
-            return _jax().jit(call)
+            return importlib.import_module("jax").jit(call)
 
         @functools.wraps(function)
         def called(*args: Any) -> Any:
@@ -143,7 +109,7 @@ def _examine(name: str, arrow: str, operands: Sequence[Sequence[str]], results: 
     example = 'as in @shardwright.kernel("b t d, d -> b t", splits="b")'
     if not is_valid_name(name):
         raise fault("bad-kernel", f"a kernel cannot be called `{name}`", NOWHERE, "name=... is a name of lower case")
-    if name in LAX | ATEN.keys() | {STAND_IN}:
+    if name in FUNCTIONS.keys() | ATEN.keys() | {STAND_IN}:
         whose = "an operation of PyTorch that is listed" if name in ATEN else "a function of jax.lax"
         raise fault("bad-kernel", f"{name} is {whose}", NOWHERE, "name=... is another name")
     if not arrow:
@@ -206,87 +172,38 @@ def unknown(name: str) -> DiagnosticError:
         f"the program calls {name}, which is no function of jax.lax that programs may call and no kernel declared here",
         NOWHERE,
         "declare it with @shardwright.kernel in the Python that runs the program",
-        *([near] if (near := nearest(name, [*LAX, *ATEN, *KERNELS])) else []),
+        *([near] if (near := nearest(name, [*FUNCTIONS, *ATEN, *KERNELS])) else []),
     )
 
 
-def source(operation: ops.Foreign, codes: Sequence[str]) -> str:
-    """The call in an emitted module, which has `lax`, `jax`, `jnp`, `KERNELS` and `torch_operation`."""
+def applied(m: Any, operation: ops.Foreign, *operands: Any) -> Any:
+    """The result of the function. `m` has `jax`, `jnp`, `lax`, `KERNELS` and `torch_operation` for attributes: those of
+    this process, for arrays, or pieces of source, as operands then are, for the call in an emitted module."""
     name, params = operation.name, params_of(operation)
-    key = f"jax.random.wrap_key_data({codes[0]})"
-    if name == "fft":
-        given = codes[0] if len(codes) == 1 else f"lax.complex({', '.join(codes)})"
-        part = "" if params["kind"] == "IRFFT" else (".real", ".imag")[operation.result]
-        return f"lax.fft({given}, {params['kind']!r}, {params['lengths']!r}){part}"
-    if name in _AT:
-        table, ids, rows = codes
-        place = ", ".join((":",) * params["axis"] + (ids,))
-        return f"{table}.at[{place}].{_AT[name]}({rows}, mode='drop', wrap_negative_indices=False)"
-    if name == "random_seed":
-        made = f"jax.random.key_data(jax.random.key({codes[0]}))"
-    elif name == "random_bits":
-        made = f"jax.random.bits({key}, {params['shape']!r}, jnp.uint32)"
-    elif name == "random_split":
-        made = f"jax.random.key_data(jax.random.split({key}, {params['shape']!r}))"
-    elif name == "random_fold_in":
-        made = f"jax.random.key_data(jax.random.fold_in({key}, {codes[1]}))"
-    elif name in _LAX:
-        given = (*codes, *_BEFORE_PARAMS.get(name, ()), *(f"{key}={value!r}" for key, value in params.items()))
-        made = f"lax.{_LAX[name]}({', '.join(given)})"
+    if name in FUNCTIONS:
+        made = FUNCTIONS[name](m, params, *operands)
+    elif path := torch_path(name):
+        made = m.torch_operation(path, *operands, **params)
     else:
-        path = torch_path(name)
-        given = (*([repr(path)] if path else []), *codes, *(f"{key}={value!r}" for key, value in params.items()))
-        made = f"{'torch_operation' if path else f'KERNELS[{name!r}]'}({', '.join(given)})"
-    return f"{made}[{operation.result}]" if operation.result or _has_several(name) else made
-
-
-def _has_several(name: str) -> bool:
-    """Tells whether the function has several results, of which a statement takes one."""
-    return name in _OF_SEVERAL or (name in KERNELS and len(KERNELS[name].results) > 1)
+        made = m.KERNELS[name](*operands, **params)
+    several = operation.result or has_several(name, params) or (name in KERNELS and len(KERNELS[name].results) > 1)
+    if several or isinstance(made, tuple | list):
+        return cast("Sequence[Any]", made)[operation.result]
+    return made
 
 
 def function_of(operation: ops.Foreign) -> Callable[..., Any]:
-    """The function that is called, of arrays of JAX. Raises `unknown-kernel` where there is none of this name."""
-    name, params = operation.name, params_of(operation)
-    jax = _jax()
-    lax, random = jax.lax, jax.random
+    """The function that gives the result of arrays of JAX. Raises `unknown-kernel` where there is none of this name."""
+    if not is_known(operation.name):
+        raise unknown(operation.name)
+    jax = importlib.import_module("jax")
+    here = SimpleNamespace(jax=jax, jnp=jax.numpy, lax=jax.lax, KERNELS=functions(), torch_operation=torch_operation)
+    return functools.partial(applied, here, operation)
 
-    def fourier(real: Any, *imaginary: Any) -> Any:
-        made = lax.fft(lax.complex(real, *imaginary) if imaginary else real, params["kind"], params["lengths"])
-        return made if params["kind"] == "IRFFT" else (made.real, made.imag)
 
-    def combined(table: Any, ids: Any, rows: Any) -> Any:
-        at = table.at[(*(slice(None),) * params["axis"], ids)]
-        return getattr(at, _AT[name])(rows, mode="drop", wrap_negative_indices=False)
-
-    def seed(number: Any) -> Any:
-        return random.key_data(random.key(number))
-
-    def bits(key: Any) -> Any:
-        return random.bits(random.wrap_key_data(key), params["shape"], "uint32")
-
-    def split(key: Any) -> Any:
-        return random.key_data(random.split(random.wrap_key_data(key), params["shape"]))
-
-    def fold_in(key: Any, data: Any) -> Any:
-        return random.key_data(random.fold_in(random.wrap_key_data(key), data))
-
-    own = {"fft": fourier, "random_seed": seed, "random_bits": bits, "random_split": split, "random_fold_in": fold_in}
-    if name in own or name in _AT:
-        return own.get(name, combined)
-    if name in _LAX:
-        function: Any = functools.reduce(getattr, _LAX[name].split("."), lax)
-        words: Mapping[str, Any] = {
-            "-jnp.inf": -math.inf, "jnp.inf": math.inf, "0": 0,
-            "lax.max": lax.max, "lax.min": lax.min, "lax.add": lax.add,
-        }  # fmt: skip
-        between = [words[word] for word in _BEFORE_PARAMS.get(name, ())]
-        return lambda *args: function(*args, *between, **params)
-    if path := torch_path(name):
-        return functools.partial(torch_operation, path, **params)
-    if name not in KERNELS:
-        raise unknown(name)
-    return KERNELS[name].function
+def is_known(name: str) -> bool:
+    """Tells whether programs may call a function of this name, in this process."""
+    return name in FUNCTIONS or name in ATEN or name in KERNELS
 
 
 def functions() -> dict[str, Callable[..., Any]]:
@@ -305,13 +222,12 @@ def keeps_format(operation: ops.Foreign) -> bool:
 def call(operation: ops.Foreign, arrays: Sequence[Array], shape: Sequence[int]) -> Array:
     """The result of the function for these arrays, on one chip, where it has this shape. Raises `bad-call` where the
     function does not take them, or gives another shape."""
-    made = np.asarray(_answered(operation, lambda: function_of(operation)(*map(_jax().numpy.asarray, arrays))))
+    function = function_of(operation)
+    as_jax = importlib.import_module("jax").numpy.asarray
+    with _failing_here(operation):
+        made = np.asarray(function(*map(as_jax, arrays)))
     _check_shape(operation, made.shape, shape)
     return made
-
-
-def _jax() -> Any:
-    return importlib.import_module("jax")
 
 
 def check_calls(program: Program, *, is_run_here: bool = True) -> None:
@@ -319,55 +235,45 @@ def check_calls(program: Program, *, is_run_here: bool = True) -> None:
     another shape, in an explicit program; and `unknown-kernel`, where it is run here, for what is not known here."""
     for func in program.funcs:
         for site in sites(program, func):
-            statement = site.statement
-            operation = statement.operation if isinstance(statement, Let) else None
-            if (
-                isinstance(statement, Let)
-                and isinstance(operation, ops.Foreign)
-                and (is_run_here or operation.name in LAX)
-            ):
-                with placed(statement.span):
-                    _check_call(program, statement, operation, site.scope)
+            if not isinstance(site.statement, Let):
+                continue
+            operation = site.statement.operation
+            if isinstance(operation, ops.Foreign) and (is_run_here or operation.name in FUNCTIONS):
+                with placed(site.statement.span):
+                    _check_call(program, site.statement, operation, site.scope)
 
 
 def _check_call(program: Program, statement: Let, operation: ops.Foreign, scope: Scope) -> None:
-    if operation.name not in LAX | ATEN.keys() | KERNELS.keys():
-        raise unknown(operation.name)
+    function = function_of(operation)
     kinds = [scope.type_of(name) for name in operand_names(statement.operands)]
+    given = [kind for kind in kinds if isinstance(kind, TensorType)]
     result = statement.results[0].type
-    if torch_path(operation.name) or not isinstance(result, TensorType):
-        return
-    jax = _jax()
-    given = [
-        jax.ShapeDtypeStruct(kind.local_shape(program.mesh), numpy_dtype(kind.dtype))
-        for kind in kinds if isinstance(kind, TensorType)
-    ]  # fmt: skip
-    if len(given) < len(statement.operands):  # a number stands there
-        return
-    made = _answered(operation, lambda: jax.eval_shape(function_of(operation), *given))
+    if torch_path(operation.name) or not isinstance(result, TensorType) or len(given) < len(statement.operands):
+        return  # PyTorch tells when it runs
+    jax = importlib.import_module("jax")
+    shapes = [jax.ShapeDtypeStruct(kind.local_shape(program.mesh), numpy_dtype(kind.dtype)) for kind in given]
+    with _failing_here(operation):
+        made = jax.eval_shape(function, *shapes)
     _check_shape(operation, made.shape, result.local_shape(program.mesh))
+
+
+@contextlib.contextmanager
+def _failing_here(operation: ops.Foreign) -> Generator[None]:
+    """Raises `bad-call` for whatever the function raises, which is JAX's or a user's and may be anything."""
+    try:
+        yield
+    except DiagnosticError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        message = f"{operation.name} fails with these operands and parameters: {said}"
+        raise fault("bad-call", message, NOWHERE, "params='{...}' are those that the function has by name") from error
 
 
 def _check_shape(operation: ops.Foreign, made: Sequence[int], stated: Sequence[int]) -> None:
     if tuple(made) != tuple(stated):
         gives, says = (" x ".join(map(str, shape)) or "a number" for shape in (made, stated))
         raise fault("bad-call", f"{operation.name} gives {gives} on a chip, and its type says {says}", NOWHERE)
-
-
-def _answered(operation: ops.Foreign, function: Callable[[], Any]) -> Any:
-    """The result of the function. Raises `bad-call` where it takes no such operands or parameters."""
-    try:
-        made = function()
-        several = cast("Sequence[Any]", made) if isinstance(made, (tuple, list)) else [made]
-        return several[operation.result]
-    except DiagnosticError:
-        raise
-    except Exception as error:
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise fault(
-            "bad-call", f"{operation.name} does not take these operands and parameters: {said}", NOWHERE,
-            "params='{...}' are those that the function has by name",
-        ) from error  # fmt: skip
 
 
 def standing_in(program: Program) -> Program:

@@ -37,6 +37,7 @@ from shardwright.backends.jax.terms import (
     literal,
     spread,
 )
+from shardwright.backends.jax_functions import FUNCTIONS
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.operation import Operation
@@ -228,9 +229,9 @@ def _merge(operation: ops.Merge, terms: Sequence[Term], result: TensorType, lowe
 
 
 def _foreign(operation: ops.Foreign, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
-    if operation.name not in foreign.LAX:
+    if operation.name not in FUNCTIONS:
         lowering.use_helper("torch_operation" if foreign.torch_path(operation.name) else "KERNELS")
-    code = foreign.source(operation, [term.code for term in terms])
+    code = str(foreign.applied(Code(), operation, *(Code(term.code) for term in terms)))
     return code if foreign.keeps_format(operation) else f"{code}.astype({JAX_DTYPES[result.dtype]})"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shardwright.backends import foreign
+from shardwright.backends.jax_functions import ALONG, POINTWISE
 from shardwright.backends.torch_operations import torch_flops
 from shardwright.ir.ops import Foreign
 from shardwright.ir.types import DType
@@ -83,7 +84,7 @@ def _with_ones(w: GraphWriter, axes: Iterable[Slot | None]) -> list[Slot]:
 
 def _flops(name: str, params: str, operands: Sequence[Operand]) -> float:
     """The operations that XLA counts, or PyTorch of its own; 0 where none does."""
-    if name in foreign.POINTWISE | foreign.ALONG or name.startswith("random"):
+    if name in POINTWISE | ALONG or name.startswith("random"):
         return 0
     if path := foreign.torch_path(name):
         return torch_flops(path, [(each.shape, each.dtype) for each in operands], json.loads(params or "{}"))
@@ -104,7 +105,7 @@ _BITWISE = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not
 _on_numbers = {name: RULES[name] for name in _BITWISE}
 
 
-@rule(*foreign.POINTWISE - {*_BITWISE, "pow", "round"})
+@rule(*POINTWISE - {*_BITWISE, "pow", "round"})
 def _pointwise(w: GraphWriter, op: Application) -> None:
     _spread(w, op, op.primitive, {})
 
@@ -143,7 +144,7 @@ def _pow(w: GraphWriter, op: Application) -> None:
 # ------------------------------------------------------------ along an axis
 
 
-@rule(*foreign.ALONG)
+@rule(*ALONG)
 def _along(w: GraphWriter, op: Application) -> None:
     operand, axis = op.operands[0], op.params["axis"]
     if operand.shape[axis] == 1:
