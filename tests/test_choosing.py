@@ -302,7 +302,7 @@ def test_options_of_the_pass() -> None:
 
 @pytest.mark.parametrize("name", ["09_serial_block", "13_palm_model"])
 def test_the_first_layouts_are_valid_and_come_without_a_proof(name: str) -> None:
-    """As the explorer shows them while the proof is looked for."""
+    """The layouts that the explorer shows while the proof is looked for."""
     source = load(str(EXAMPLES / f"{name}.shard"))
     first, proved = (check_in_full(source, place=Place(proof=proof)).proof for proof in (False, True))
     assert isinstance(first, TimeProof)

@@ -118,7 +118,7 @@ def attend(
 def attend_some(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool, scale: float, softcap: float, lse: bool
 ) -> tuple[Tensor, Tensor]:
-    """As `attend`, of so few queries that the mask has room, by the kernel that fits; the sum only with `lse`.
+    """Attention, of so few queries that the mask has room, by the kernel that fits; the sum with `lse` alone.
 
     A CPU's products in 16 bits are slow: of few queries they are in f32, of as many rows as lie in its caches.
     """

@@ -32,10 +32,10 @@ from shardwright.ir.program import DimInfo, Func, Let
 from shardwright.ir.types import ON_DEVICE, TensorType
 
 _MOST_ROWS = 1 << 16
-"""Of the table of an edge: with more, each use of the value has a table, with its share of the cost."""
+"""The most rows of an edge's table: with more, each use of the value has one, with its share of the cost."""
 
 Price = Callable[[Collective], float]
-"""What one execution costs."""
+"""The cost of one execution."""
 
 Costs = NDArray[np.float64]
 

@@ -132,7 +132,7 @@ class Solver:
         self.ranked: dict[tuple[Group, float], NDArray[np.float64]] = {}
         """What these cost a value of the group that counts so often, ties included."""
         self.at_edges: list[tuple[float, TableFactor]] = []
-        """What strided layouts at the edges of functions cost once, and how often."""
+        """The costs of strided layouts at the edges of functions, each with how often it is paid."""
         self.detours: Detours = {}
         self.unit = 1.0
         """The quantum of costs."""

@@ -93,7 +93,7 @@ Interconnect = Torus | Switched
 
 
 HOST_MEMORY_BYTES_PER_S = 1.28e11
-"""Of six channels of DDR4-2666: where a file does not say what the host's memory gives."""
+"""Bytes a second of six channels of DDR4-2666, where a file does not say what the host's memory gives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,24 +56,20 @@ def difference_of(
             if edge.members or edge.name in noisy
         }
 
-    def from_expected() -> float:
-        return _from(expected, program, dict(zip(names, inputs, strict=True)), tried, rounds=_rounds(traced))
+    def far(inputs: Sequence[Array], expected: Sequence[Array]) -> float:
+        return _far(program, dict(zip(names, inputs, strict=True)), tried, expected, rounds=_rounds(traced))
 
-    difference = from_expected()
-    if difference <= tolerance(program) or module is not None:
-        return Difference(difference)
-    own = example_arguments(args, traced.inputs, seed)
-    if own is None:
-        return Difference(difference)
-    inputs, expected = own, _called(function, args, own)
-    at_examples = from_expected()
-    return Difference(at_examples, at_examples=True) if at_examples <= tolerance(program) else Difference(difference)
+    difference = far(inputs, expected)
+    own = None if module or difference <= tolerance(program) else example_arguments(args, traced.inputs, seed)
+    if own is not None and (at_examples := far(own, _called(function, args, own))) <= tolerance(program):
+        return Difference(at_examples, at_examples=True)
+    return Difference(difference)
 
 
-def _from(
-    expected: Sequence[Array], program: Program, inputs: Mapping[str, Array], weights: Any, *, rounds: bool
+def _far(
+    program: Program, inputs: Mapping[str, Array], weights: Any, expected: Sequence[Array], *, rounds: bool
 ) -> float:
-    """How far the program's meaning is from what is expected, with the rounding of its formats where that is nearer."""
+    """How far the program's results are from those expected, with the rounding of its formats where that is nearer."""
     from shardwright.backends.simulation.reference import evaluate
 
     difference = math.inf

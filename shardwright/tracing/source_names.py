@@ -35,7 +35,7 @@ def _named(graph: Graph, files: _Files) -> Iterator[tuple[Hashable, tuple[str, s
     for operand in graph.results:
         if isinstance(operand, Variable):
             readers[operand.number].append(None)
-    parts: defaultdict[tuple[object, str, int, tuple[str, ...]], list[Hashable]] = defaultdict(list)
+    parts: defaultdict[tuple[object, str, int, tuple[str, ...]], list[tuple[Hashable, str]]] = defaultdict(list)
     for application in graph.applications:
         for depth, (file, line) in enumerate(application.frames):
             _, names = files.statement(file, line)
@@ -48,15 +48,15 @@ def _named(graph: Graph, files: _Files) -> Iterator[tuple[Hashable, tuple[str, s
             if len(names) == 1 and len(leaving) == 1:
                 yield leaving[0], (names[0], f"{file}:{line}")
                 break
-            if len(names) > 1 and leaving and depth == len(application.frames) - 1:
-                parts[here, file, line, names].extend(leaving if application.primitive in _PARTS else ("", *names))
+            if len(names) > 1 and depth == len(application.frames) - 1:
+                parts[here, file, line, names] += [(number, application.primitive) for number in leaving]
     for (_, file, line, names), leaving in parts.items():
-        if len(names) == len(leaving):
-            yield from ((number, (name, f"{file}:{line}")) for number, name in zip(leaving, names, strict=True))
+        if len(names) == len(leaving) and all(primitive in _PARTS for _, primitive in leaving):
+            yield from ((number, (name, f"{file}:{line}")) for (number, _), name in zip(leaving, names, strict=True))
 
 
 _PARTS = ("split", "squeeze", "top_k", "sort")
-"""What gives the parts of one array, each by itself or all of them, in the order in which Python unpacks them."""
+"""Primitives that give the parts of one array, one or all of them, in the order in which Python unpacks them."""
 
 
 def bodies(application: Application) -> Iterator[Graph]:

@@ -148,7 +148,7 @@ def test_legal_orders_never_change_the_tokens(checkpoint: Callable[..., Path]) -
 
 
 def test_new_rows_that_are_no_state_yet_are_attended_to(checkpoint: Callable[..., Path]) -> None:
-    """What is read by the name of the updated cache, before or after it is set."""
+    """The rows that are read by the name of the updated cache, before or after it is set."""
     folder = checkpoint("opt")
     wanted = truth(folder)
     text = scheduled(print_program(plain(folder, f"4,2,{CACHE}", 8)))

@@ -62,7 +62,7 @@ def random_text(rng: random.Random, axes: str, most_holes: int) -> str:
 
 
 def compiled(text: str, objective: str) -> tuple[float, float, bool, bool]:
-    """What a function costs with its edges, what it costs at least, whether that is proved, and whether anything moves
+    """The cost of a function with its edges, what it costs at least, whether that is proved, and whether anything moves
     at the edges."""
     traces: list[PassRecord] = []
     made = explicit(program(text), traces.append, place=Place(objective=objective))

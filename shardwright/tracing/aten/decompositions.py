@@ -49,9 +49,8 @@ def linalg_cholesky(a: Any, *, upper: bool = False) -> Any:
 def linalg_lu(a: Any, *, pivot: bool = True) -> Any:
     if not pivot:
         raise NotImplementedError("a decomposition without pivots")
-    rows = jax.lax.linalg.lu(a)[2]
+    packed, _, rows = jax.lax.linalg.lu(a)
     size, least = a.shape[-2], min(a.shape[-2:])
-    packed = jax.lax.linalg.lu(a)[0]
     lower = jnp.tril(packed[..., :least], -1) + jnp.eye(size, least, dtype=a.dtype)
     return jnp.swapaxes(jax.nn.one_hot(rows, size, dtype=a.dtype), -1, -2), lower, jnp.triu(packed[..., :least, :])
 

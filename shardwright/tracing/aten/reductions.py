@@ -281,19 +281,22 @@ def native_layer_norm(a: Any, shape: Sequence[int], weight: Any, bias: Any, eps:
 
 def _pooled(a: Any, windows: Sequence[_Window], first: Any, function: Callable[..., Any]) -> Any:
     lead = a.ndim - len(windows)
-    # One window is a plain reduction; of thousands of rows beyond the end XLA for CPUs counts some twice.
+    left: list[_Window] = []
     for axis, each in enumerate(windows, lead):
         if each.count == each.apart == 1:
+            # One window is a plain reduction; of thousands of rows beyond the end XLA for CPUs counts some twice.
             part = jax.lax.slice_in_dim(a, 0, min(each.n, each.size - each.before), axis=axis)
             a = (jnp.max if function is jax.lax.max else jnp.sum)(part, axis, keepdims=True)
-    windows = [_Window(1, 1, 1, 0, 1, ceil=False) if each.count == each.apart == 1 else each for each in windows]
-    if all(each.size == each.step == 1 and not each.before for each in windows):
+            left.append(_Window(1, 1, 1, 0, 1, ceil=False))
+        else:
+            left.append(each)
+    if all(each.size == each.step == 1 and not each.before for each in left):
         return a
     return jax.lax.reduce_window(
-        a, np.asarray(first, a.dtype)[()], function, (*[1] * lead, *(each.size for each in windows)),
-        (*[1] * lead, *(each.step for each in windows)),
-        [(0, 0)] * lead + [(each.before, each.after) for each in windows],
-        window_dilation=(*[1] * lead, *(each.apart for each in windows)),
+        a, np.asarray(first, a.dtype)[()], function, (*[1] * lead, *(each.size for each in left)),
+        (*[1] * lead, *(each.step for each in left)),
+        [(0, 0)] * lead + [(each.before, each.after) for each in left],
+        window_dilation=(*[1] * lead, *(each.apart for each in left)),
     )  # fmt: skip
 
 
