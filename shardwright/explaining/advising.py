@@ -18,14 +18,14 @@ from shardwright.cost.movements.traffic import Traffic, bytes_received
 from shardwright.cost.programs.program_cost import cost_of
 from shardwright.explaining.explain import explain
 from shardwright.explaining.reports import CollectiveReport, shown_place
-from shardwright.exporting.jax_specs import constraints, spec
+from shardwright.exporting.jax_specs import Constraint, constraints, layouts, spec
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.text.table import bytes_text
 from shardwright.tracing.capture_jax import capture, evaluate_inlined, origins
 from shardwright.tracing.complex_pairs import has_complex
 from shardwright.tracing.graph import Frames, Graph
 from shardwright.tracing.source_names import bodies
-from shardwright.tracing.trace import argument_names, trace
+from shardwright.tracing.trace import Trace, argument_names, trace
 from shardwright.tracing.writer import ValueSite
 
 MOST_LINES = 12
@@ -156,22 +156,34 @@ def advise(
     best = bytes_received(compiled.program, func)
     fastest, on = explicit(traced.program, chip=chip), load_chip(chip or REFERENCE.name)
     least = cost_of(fastest, fastest.funcs[0], on, on.constants)
-    lines: list[TriedConstraint] = []
+    fixes, fixed = (), received
     if best.bytes < received:
-        proposed: list[tuple[str, ValueSite, Layout]] = []
-        for each in constraints(func, ProgramEdges(compiled.program).digits(func), parameters=True):
-            is_slice = each.dims != each.value.shape.names
-            site = (traced.slices if is_slice else traced.sites).get(each.value.name)
-            if site is not None:
-                axes = dict(zip(each.dims, each.layout, strict=True))
-                proposed.append((each.value.name, site, tuple(axes.get(dim or "", ()) for dim in site.dims)))
-        lines = _lines(function, args, proposed)
-    fixes, fixed = _tried(function, args, lines[:MOST_LINES], received, measured)
+        digits = ProgramEdges(compiled.program).digits(func)
+        moved = list(constraints(func, digits, parameters=True))
+        fixes, fixed = _tried(function, args, _lines(function, args, _proposed(traced, moved)), received, measured)
+        if not fixes:  # then what stays as it is has to be said, too
+            named = {each.value.name for each in moved}
+            others = [each for each in layouts(func, digits) if each.value.name not in named]
+            lines = _lines(function, args, _proposed(traced, [*moved, *others]))
+            written = [line for line in lines if line.suggested.own_name]
+            fixes, fixed = _tried(function, args, written, received, measured)
     return Verdict(
         func.name, received, best.bytes, compiled.layouts is None or compiled.layouts.proved, least.time_s,
         chip or "the reference chip", _lacking(collectives, best) if best.bytes < received else (), fixes, fixed,
         least.error_in_brief(),
     )  # fmt: skip
+
+
+def _proposed(traced: Trace, layouts: Sequence[Constraint]) -> list[tuple[str, ValueSite, Layout]]:
+    """Layouts of the program's values where the function has these."""
+    made: list[tuple[str, ValueSite, Layout]] = []
+    for each in layouts:
+        is_slice = each.dims != each.value.shape.names
+        site = (traced.slices if is_slice else traced.sites).get(each.value.name)
+        if site is not None:
+            axes = dict(zip(each.dims, each.layout, strict=True))
+            made.append((each.value.name, site, tuple(axes.get(dim or "", ()) for dim in site.dims)))
+    return made
 
 
 Layout = tuple[tuple[str, ...], ...]
@@ -195,11 +207,9 @@ def _lines(
     arguments whose paths differ in numbers alone."""
     import jax
 
-    closed = jax.make_jaxpr(function)(*args)
-    if has_complex(closed):
-        return []  # the graph is of pairs, and constraints would be on others than were found
     graph = capture(function, args, "f").graph
-    written = dict(_written(graph))
+    # Of a function with complex values the graph is of pairs, which alone the arguments are not.
+    written = {} if has_complex(jax.make_jaxpr(function)(*args)) else dict(_written(graph))
     leaves = jax.tree_util.tree_flatten_with_path(tuple(args))[0]
     names = argument_names(function)
     arguments = {
@@ -293,7 +303,8 @@ def _tried(
     received: int,
     measured: Callable[[Callable[..., Any]], tuple[int, object]],
 ) -> tuple[tuple[SuggestedConstraint, ...], int]:
-    """The lines that together make the compiler receive less, none of them for nothing, and what it receives.
+    """The lines that together make the compiler receive less, none of them for nothing, and what it receives, of the
+    first `MOST_LINES`.
 
     Lines are left out one by one, from the first on, until what each of them saves has been counted beside those that
     stay, and no others.
@@ -309,7 +320,7 @@ def _tried(
                 counts[key] = sys.maxsize
         return counts[key]
 
-    kept, before = list(lines), None
+    kept, before = list(lines[:MOST_LINES]), None
     while kept != before:
         before = kept
         for line in before:

@@ -101,6 +101,26 @@ class Constraint:
         return f"{line}, or at its product out_sharding={self.spec}" if self.contraction else line
 
 
+def layouts(func: Func, digits: Digits) -> Iterator[Constraint]:
+    """The values that the author named, parameters and what loops carry among them, each split over the axes that it
+    lies split over, whose blocks may go to other chips."""
+    values = list(func.params)
+    for statement, _ in func.walk():
+        if isinstance(statement, Loop):
+            values += (carry.value for carry in statement.carries)
+        elif isinstance(statement, Let) and not isinstance(statement.operation, Movement):
+            values += statement.results
+    for value in values:
+        kind = value.type
+        if isinstance(kind, TensorType) and not value.origin and not kind.partial:
+            yield Constraint(value, _ordered(kind, digits), False, kind.names)
+
+
+def _ordered(kind: TensorType, digits: Digits) -> tuple[Axes, ...]:
+    """The axes that split each dimension, in the order of its blocks."""
+    return tuple(digits.ordered_axes(kind, dim.name) for dim in kind.dims)
+
+
 def constraints(func: Func, digits: Digits, *, parameters: bool = False) -> Iterator[Constraint]:
     """The values that movements take elsewhere, each with where it ends, in blocks.
 
@@ -145,6 +165,5 @@ def constraints(func: Func, digits: Digits, *, parameters: bool = False) -> Iter
         if not parameters and kind.names != source.shape.names:
             continue
         done.add((source.name, source.span))
-        layout = tuple(digits.ordered_axes(kind, dim.name) for dim in kind.dims)
         is_product = let_before is not None and isinstance(let_before.operation, Contract)
-        yield Constraint(source, layout, is_product, kind.names)
+        yield Constraint(source, _ordered(kind, digits), is_product, kind.names)

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardwright.backends.foreign import KERNELS, PREFIX
 from shardwright.tracing.by_indices import by_indices
-from shardwright.tracing.complex_pairs import without_complex
+from shardwright.tracing.complex_pairs import has_complex, without_complex
 from shardwright.tracing.counted_loops import trips
 from shardwright.tracing.graph import (
     Application,
@@ -95,8 +95,11 @@ def _key(key: Any) -> str:
 
 
 def origins(closed: Any) -> dict[int, Any]:
-    """The variables of a jaxpr by the numbers that the graph of the same function has for them."""
+    """The variables of a jaxpr by the numbers that the graph of the same function has for them; those of its arguments
+    alone where others are complex, since the graph is of pairs."""
     reader = _Reader()
+    if has_complex(closed):
+        return {int(str(reader.variable(variable.aval).number)): variable for variable in closed.jaxpr.invars}
     reader.outermost(closed)
     return reader.origins
 

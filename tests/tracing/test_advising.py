@@ -295,3 +295,44 @@ def test_a_function_without_a_verdict(tmp_path: Path, shardwright: Callable[...,
     assert got.status == 1
     assert "all_gather" in got.out
     assert "while runs until a condition holds" in got.err
+
+
+def test_what_stays_where_it_is_has_to_be_said_too() -> None:
+    """The best program carries blocks through the loop that no statement moves: naming them saves most of it."""
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+
+    def laid(shape: tuple[int, ...], *axes: str | None) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*axes)))
+
+    def layers(spec: Any = None) -> Any:
+        def run(ws: Any, x: Any) -> Any:
+            def layer(x: Any, w: Any) -> Any:
+                if spec is not None:
+                    x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+                h = jnp.tanh(x @ w[0])
+                return x + h @ w[1], None
+
+            return jax.lax.scan(layer, x, ws)[0]
+
+        return run
+
+    args = (laid((6, 128, 512), None, "data"), laid((6, 512, 128), None, "data")), laid((64, 128), "data")
+    verdict = advise(layers(), args, mesh)
+    (fix,) = verdict.fixes
+    assert fix.pasted == "x = jax.lax.with_sharding_constraint(x, P('model', 'data'))"
+    assert fix.begins_body
+    assert received(layers(P("model", "data")), args, mesh) == verdict.fixed_bytes < verdict.received_bytes / 5
+
+
+def test_arguments_of_a_function_with_complex_values() -> None:
+    mesh = jax.sharding.AbstractMesh((4,), ("data",))
+
+    def spectral(w: Any, x: Any) -> Any:
+        return jnp.fft.irfft(jnp.fft.rfft(x) * (1 + 1j)) @ w
+
+    def laid(shape: tuple[int, ...], *axes: str | None) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*axes)))
+
+    verdict = advise(spectral, (laid((64, 8)), laid((16, 64), None, "data")), mesh)
+    assert all(not fix.source for fix in verdict.fixes)
+    assert verdict.fixed_bytes <= verdict.received_bytes
