@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.placements import with_placements
 from shardwright.ir.program import Program, SetState, Value
-from shardwright.ir.types import ON_DEVICE, Placement, Tier
+from shardwright.ir.types import ON_DEVICE, ON_HOST, Placement, Tier
 from shardwright.ir.walk import names_read
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import SECONDS, Place
@@ -29,8 +29,6 @@ _SUBSETS = 8
 
 _FOR_EACH = 0.2
 """Of the time, for the layouts of one filling."""
-
-ON_HOST = Placement(((Tier.HOST, 100.0),))
 
 
 @dataclass(frozen=True)

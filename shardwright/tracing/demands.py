@@ -13,13 +13,12 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import DimInfo, Func, Program, Value
 from shardwright.ir.types import (
     ON_DEVICE,
+    ON_HOST,
     AnyPartial,
     OpenType,
     Partial,
-    Placement,
     Reduction,
     TensorType,
-    Tier,
     ValueType,
     axis_set,
 )
@@ -203,7 +202,7 @@ class _Demands:
                 if over and len(over) > 1 and dim not in overridden:
                     self.lists.setdefault(dim, {}).setdefault(over, given)
         partial = Partial(_reduction(kind), axis_set(addends)) if addends else None
-        placement = Placement(((Tier.HOST, 100.0),)) if given.on_host else ON_DEVICE
+        placement = ON_HOST if given.on_host else ON_DEVICE
         splits = tuple(None if over is None else axis_set(over) for over in axes)
         if None in splits:
             return OpenType(

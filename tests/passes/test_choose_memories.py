@@ -15,8 +15,8 @@ from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.program import Program
-from shardwright.ir.types import Tier
-from shardwright.passes.compiling.choose_memories import ON_HOST, ChooseMemories
+from shardwright.ir.types import ON_HOST, Tier
+from shardwright.passes.compiling.choose_memories import ChooseMemories
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult
 
