@@ -29,8 +29,8 @@ def recorded() -> Generator[dict[str, WantedProgram], None, None]:
     asked: dict[str, WantedProgram] = {}
     known = programs.candidates
 
-    def recording(deployment: Deployment, phase: Phase, batch: int) -> Iterator[WantedProgram]:
-        for wanted in known(deployment, phase, batch):
+    def recording(deployment: Deployment, phase: Phase, batch: int, length: int) -> Iterator[WantedProgram]:
+        for wanted in known(deployment, phase, batch, length):
             asked[f"{wanted.name}.shard"] = wanted
             yield wanted
 

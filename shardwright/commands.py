@@ -139,6 +139,7 @@ def fit(
     attention: AttentionOver = "head",
     weights: Weights = "bf16",
     experts: ExpertsForm = "routed",
+    expert_capacity: float | None = None,
 ) -> FitResult:
     """The fewest chips on which decode of a model fits, or those given, and the largest batch and longest context
     there. Tokens meet the experts that they choose, or all if `replicated`. Raises a `DiagnosticError` where no number
@@ -149,7 +150,7 @@ def fit(
 
     found = load_chip(chip)
     layout = layout or preset_of(found)
-    return fitting(model_of(model), found, layout, attention, weights, batch, context, chips, experts)
+    return fitting(model_of(model), found, layout, attention, weights, batch, context, chips, experts, expert_capacity)
 
 
 def sweep(
@@ -166,6 +167,7 @@ def sweep(
     phases: Sequence[Literal["prefill", "decode"]] = ("decode", "prefill"),
     processes: int | None = None,
     experts: ExpertsForm = "routed",
+    expert_capacity: float | None = None,
 ) -> Swept:
     """The command `pareto`: a model priced under every combination, `chips` from the least to the most; what was priced
     before is not priced again. Tokens meet the experts that they choose, or all if `replicated`. Raises a
@@ -178,6 +180,6 @@ def sweep(
     found = load_chip(chip)
     asked = Sweep(
         model_of(model), found, found.constants, chips, tuple(batches), tuple(weights), tuple(layouts),
-        tuple(attention), tuple(phases), prompt, output, experts=experts,
+        tuple(attention), tuple(phases), prompt, output, experts=experts, expert_capacity=expert_capacity,
     )  # fmt: skip
     return sweep_points(asked, processes=processes)

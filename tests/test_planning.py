@@ -33,7 +33,7 @@ from shardwright.planning import (
     plan_meshes,
     serving_program,
 )
-from shardwright.prediction.models import model_of
+from shardwright.prediction.models import active_parameters, model_of
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "hidden_size": 512,
@@ -277,3 +277,38 @@ def test_problems_of_two_loops_over_one_cache_are_whole_at_once(model: str) -> N
     before = [len(node.group.root().codes) for node in problem.variables]
     solver.widen_slices()
     assert [len(node.group.root().codes) for node in problem.variables] == before
+
+
+MIXTRAL = {
+    **CONFIG, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": 1024,
+    "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+def test_tokens_may_be_sent_to_experts(tmp_path: Path) -> None:
+    """The layouts of experts are searched as all others are, and each token counts the experts that it meets."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    made = plan(
+        str(tmp_path), small(), 4, 256, 64, batch=64, seconds=20, experts="all-to-all", expert_capacity=1.0,
+    )  # fmt: skip
+    program = made.best.found.program
+    sizes = {dim.name: dim.size for dim in program.dims}
+    assert (sizes["J"], sizes["C"]) == (8, 2)  # 8 groups of 8 rows, of which a fourth chooses an expert
+    assert made.best.costs["decode"].parameters == active_parameters(model_of(str(tmp_path)))
+
+
+def test_tokens_are_sent_where_there_are_experts(shardwright: Callable[..., Any], model: str) -> None:
+    asked = ("--chip", "h100", "--chips", "2", "--experts", "all-to-all")
+    where = {
+        "plan": ("--prompt", "8", "--output", "8"),
+        "fit": (),
+        "cost": (),
+        "pareto": ("--batch", "8", "--prompt-len", "8"),
+    }
+    for command, more in where.items():
+        refused = shardwright(command, model, *asked, *more)
+        assert (refused.status, refused.err) == (
+            1, f"{model}: error: LlamaForCausalLM has no experts that tokens could be sent to [no-experts]\n",
+        )  # fmt: skip
+    refused = shardwright("fit", model, "--chip", "h100", "--expert-capacity", "2")
+    assert refused.err.endswith("error: --expert-capacity needs --experts all-to-all\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.cost.hardware.chips import Chip, PricedBy
@@ -13,7 +14,7 @@ from shardwright.cost.kernels.demand import demand_of
 from shardwright.cost.kernels.work import Work, steps_of, works_in
 from shardwright.cost.programs.memory import MemoryUse, memory_of
 from shardwright.cost.programs.schedule import KernelTiming, added_seconds, happenings
-from shardwright.ir.ops import Grouped
+from shardwright.ir.ops import Contract, Grouped, Lookup
 from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.walk import names_read, sites
 
@@ -145,30 +146,42 @@ def model_size(program: Program, func: Func) -> tuple[int, int]:
 
     Parameters are the elements of the weights that the function reads, or of a program that declares none, of the
     arguments after the first that it reads. Tokens are numbered by the dimensions of the first argument that these have
-    not. Of the matrices of a grouped product those count that one token meets.
+    not. Of the matrices of a product those count that one token meets: of a grouped one those that it chooses, and of
+    a batched one the share of the tokens that each matrix is multiplied with, as where slots of experts are filled.
     """
-    weights, met, read = program.weights or func.params[1:], _met(program, func), names_read(func.body)
-    parameters = sum(round(v.shape.elements * met.get(v.name, 1.0)) for v in weights if v.name in read)
+    weights, read = program.weights or func.params[1:], names_read(func.body)
     named = {name for value in weights for name in value.type.names}
     first = func.params[0].type.dims if func.params else ()
-    return math.prod(dim.size for dim in first if dim.name not in named), parameters
+    numbers = {dim.name: dim.size for dim in first if dim.name not in named}
+    met = _met(program, func, numbers)
+    parameters = sum(round(v.shape.elements * met.get(v.name, 1.0)) for v in weights if v.name in read)
+    return math.prod(numbers.values()), parameters
 
 
-def _met(program: Program, func: Func) -> dict[str, float]:
-    """The share of a weight that one token meets in a grouped product, by the weight's name."""
+def _met(program: Program, func: Func, tokens: Mapping[str, int]) -> dict[str, float]:
+    """The share of a weight's matrices that one token meets in a grouped or batched product, by the weight's name."""
     made_of: dict[str, str] = {}
     met: dict[str, float] = {}
-    tokens = func.params[0].type.names if func.params else ()
+
+    def origin(name: str) -> str:
+        while name in made_of:
+            name = made_of[name]
+        return name
+
     for site in sites(program, func):
         let = site.statement
-        if isinstance(let, Let) and isinstance(let.operation, Grouped):
+        if not isinstance(let, Let):
+            continue
+        if isinstance(let.operation, Grouped):
             w, indices = (site.scope.type_of(str(name)).shape for name in let.operands[1:])
-            name = str(let.operands[1])
-            while name in made_of:
-                name = made_of[name]
             matrices = math.prod(dim.size for dim in indices.dims if dim.name not in tokens)
-            met[name] = min(1.0, matrices / w.size(let.operation.dim))
-        elif isinstance(let, Let) and let.operands:
+            met[origin(str(let.operands[1]))] = min(1.0, matrices / w.size(let.operation.dim))
+        elif isinstance(let.operation, Contract):
+            x, w = (site.scope.type_of(str(name)).shape for name in let.operands)
+            rows = math.prod(dim.size for dim in x.dims if dim.name not in w.names)
+            if any(dim.name in let.results[0].type.names for dim in w.dims if dim.name in x.names):
+                met[origin(str(let.operands[1]))] = min(1.0, rows / math.prod(tokens.values()))
+        elif let.operands and not isinstance(let.operation, Lookup):
             made_of.update((value.name, str(let.operands[0])) for value in let.results)
     return met
 

@@ -69,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
     model.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
     add_attention(model.add_argument, "head", "head")
     add_weights(model.add_argument)
-    add_experts(model.add_argument)
+    add_experts(parser, "routed", model.add_argument)
     add_json(parser)
     parser.check(_misplaced)
 
@@ -80,7 +80,7 @@ _OF_PROGRAMS: Mapping[str, object] = {
 }  # fmt: skip
 _OF_MODELS: Mapping[str, object] = {
     "chips": 1, "phase": "decode", "batch": 1, "context": 2048, "layout": None, "attention": "head", "weights": "bf16",
-    "experts": "routed",
+    "experts": "routed", "expert_capacity": None,
 }  # fmt: skip
 """Options that go with the one or the other, and what they are where they are not given."""
 
@@ -147,10 +147,21 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...]]:
     layout = args.layout or preset_of(chip)
     with located(Source("--chips", "")):
         mesh = torus_mesh(chip, args.chips, found.model.attention.kv_heads)
-    deployment = Deployment(found.model, mesh, layout, args.attention, args.weights, experts=args.experts)
+    deployment = Deployment(
+        found.model,
+        mesh,
+        layout,
+        args.attention,
+        args.weights,
+        experts=args.experts,
+        expert_capacity=args.expert_capacity,
+    )
     with located(Source(args.file, "")):
+        length = args.context if args.phase == "prefill" else 1
         cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
-    return replace(cost, parameters=round(active_parameters(found))), fitted_layout(deployment, args.batch).dropped
+    return replace(cost, parameters=round(active_parameters(found))), fitted_layout(
+        deployment, args.batch, length
+    ).dropped
 
 
 def _compiled(

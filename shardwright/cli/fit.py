@@ -28,7 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--layout", metavar="NAME", help="a preset (default: ws2d on a torus, else megatron)")
     add_attention(parser.add_argument, "head", "head")
     add_weights(parser.add_argument)
-    add_experts(parser.add_argument)
+    add_experts(parser, "routed")
     add_json(parser)
 
 
@@ -43,7 +43,16 @@ def execute(args: argparse.Namespace) -> int:
     with located(Source(args.model, "")):
         model = model_of(args.model)
         found = fitting(
-            model, chip, layout, args.attention, args.weights, args.batch, args.context, args.chips, args.experts
+            model,
+            chip,
+            layout,
+            args.attention,
+            args.weights,
+            args.batch,
+            args.context,
+            args.chips,
+            args.experts,
+            args.expert_capacity,
         )
     mesh, memory = found.deployment.mesh, found.memory
     if args.json:

@@ -8,7 +8,7 @@ from shardwright.cli.options import (
     add_attention,
     add_choice,
     add_dtype,
-    add_experts_and_capacity,
+    add_experts,
     add_json,
     add_output,
     add_sampling,
@@ -92,7 +92,7 @@ def _add_plan(parser: Parser) -> None:
     add("--weights", choices=("int8", "int4", "f8e4m3"), help="quantize the weights while they are loaded")
     add("--cache-format", choices=("int8", "f8e4m3"), help="quantize the cache")
     add_choice(parser)
-    add_experts_and_capacity(parser)
+    add_experts(parser, "replicated")
     add("--passes", default="", metavar="'a,b{k=v}'", help="what to do to the program, and to the weights with it")
     add("--device-memory", type=size_in_bytes, metavar="16GB", help="of a chip (default: what the device says)")
     add_sizes(parser)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardwright.cli.options import (
     add_attention,
     add_dtype,
-    add_experts_and_capacity,
+    add_experts,
     add_json,
     add_output,
     add_sizes,
@@ -58,7 +58,7 @@ def add_parser(subparsers: Subparsers) -> None:
         choices=("int8", "f8e4m3"),
         help="with --cache, quantize keys and values in it, a scale for each row",
     )
-    add_experts_and_capacity(parser)
+    add_experts(parser, "replicated")
     add_sizes(parser)
     add_output(parser, "OUT.shard")
     add_json(parser)

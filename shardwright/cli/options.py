@@ -254,26 +254,17 @@ def add_weights(add: Callable[..., object]) -> None:
     )
 
 
-def add_experts(add: Callable[..., object]) -> None:
-    """`--experts replicated|routed`: how a model is priced whose tokens choose experts."""
+def add_experts(parser: Parser, default: str, add: Callable[..., object] | None = None) -> None:
+    """`--experts replicated|routed|all-to-all` and `--expert-capacity F`, which bounds the slots of the last."""
+    add = add or parser.add_argument
     add(
         "--experts",
-        choices=("replicated", "routed"),
-        default="routed",
-        help="tokens meet every expert, or those that the router chooses, any as likely (default: routed)",
-    )
-
-
-def add_experts_and_capacity(parser: Parser) -> None:
-    """`--experts replicated|routed|all-to-all` and `--expert-capacity F`, which bounds the slots of the last."""
-    parser.add_argument(
-        "--experts",
         choices=("replicated", "routed", "all-to-all"),
-        default="replicated",
-        help="every expert computes every token; or those that the router chose do, where they are (routed) or where "
-        "tokens are sent to (default: replicated)",
+        default=default,
+        help="every expert computes every token; or those that the router chose do, any as likely, where they are "
+        f"(routed) or where tokens are sent to (default: {default})",
     )
-    parser.add_argument(
+    add(
         "--expert-capacity",
         type=number(0.0, 1000.0),
         metavar="F",

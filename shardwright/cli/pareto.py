@@ -86,7 +86,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--every-mesh", action="store_true", help="every shape of mesh, not one for each number of chips"
     )
-    add_experts(parser.add_argument)
+    add_experts(parser, "routed")
     parser.add_argument("--looped", action="store_true", help="also with collectives as loops")
     parser.add_argument("--jobs", metavar="N", type=positive, help="processes (default: one for each core)")
     add_output(parser, "OUT.{svg,png,html,csv}", kind=one_of("picture or table", "svg", "png", "html", "csv"))
@@ -186,6 +186,7 @@ def _sweep(args: argparse.Namespace) -> Sweep:
         args.looped,
         together=args.phase == "generation",
         experts=args.experts,
+        expert_capacity=args.expert_capacity,
     )
 
 

@@ -29,7 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--ttft", metavar="S", type=number(0.0), help="at most so many seconds to the first token")
     parser.add_argument("--tpot", metavar="S", type=number(0.0), help="at most so many seconds to each further token")
     add_weights(parser.add_argument)
-    add_experts(parser.add_argument)
+    add_experts(parser, "routed")
     parser.add_argument("--batch", metavar="N", type=positive, help="sequences in decode (default: the best)")
     parser.add_argument(
         "--time-limit",
@@ -66,6 +66,7 @@ def execute(args: argparse.Namespace) -> int:
             batch=args.batch,
             seconds=args.time_limit,
             experts=args.experts,
+            expert_capacity=args.expert_capacity,
         )
     text = print_program(made.best.found.program)
     if args.write:

@@ -16,7 +16,7 @@ from shardwright.models.config import Config
 from shardwright.models.description import Model
 from shardwright.models.forward import PHASES, ProgramRequest, formatted, model_text
 from shardwright.models.layouts import AttentionOver, Axes, Preset, Role
-from shardwright.models.token_groups import ExpertsForm
+from shardwright.models.token_groups import ExpertsForm, no_experts
 from shardwright.models.tp_plan import read_plan
 from shardwright.models.value_types import CacheFormat
 from shardwright.models.weight_map import WeightMap, weight_map
@@ -99,7 +99,7 @@ def import_model(
             f"give --length {cache} or less, or a larger --cache",
         )
     if experts != "replicated" and model.feedforward.experts is None:
-        raise fault("no-experts", f"{model.architecture} has no experts that tokens could be sent to")
+        raise no_experts(model)
     if expert_capacity is not None and not 0 < expert_capacity < math.inf:
         raise fault("bad-capacity", f"the capacity of experts is a number above 0, not {expert_capacity}")
     made = dtype or checkpoint_dtype(read)

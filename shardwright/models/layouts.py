@@ -190,13 +190,6 @@ def fit_layouts(
     Raises where there is no such preset, or where two store the weights differently.
     """
     presets = [preset(name) if isinstance(name, str) else name for name in names]
-    if groups and OPEN in names:
-        raise fault(
-            "layout-open",
-            "where tokens are sent to experts the layout says which chip has which, and open says nothing",
-            NOWHERE,
-            "leave out --experts all-to-all, or take a preset",
-        )
     batches, heads = batches or ["B"] * len(names), attends.query_dims
     homes: dict[str, dict[str, str]] = {}
     dropped: list[str] = []

@@ -6,11 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.models.description import Experts
+from shardwright.ir.diagnostics import DiagnosticError, fault
+from shardwright.models.description import Experts, Model
 
 ExpertsForm = Literal["replicated", "routed", "all-to-all"]
 """Every expert computes every token, or the experts that the router chose, by grouped products; or tokens are sent to
 these."""
+
+
+def no_experts(model: Model) -> DiagnosticError:
+    """The error of tokens that are to be sent to experts where there are none."""
+    return fault("no-experts", f"{model.architecture} has no experts that tokens could be sent to")
 
 
 @dataclass(frozen=True)

@@ -102,12 +102,16 @@ class ValueTypes:
         group."""
         groups = self.sending
         letters = [groups.dim(dim) if dim in ("S", "C", "Z") else dim for dim in dims]
+        if self.layout.open:
+            return self.hole([*groups.dims, *letters], dtype)
         return self.text(dtype, [*groups.dims, *letters], self.layout.groups)
 
     @property
     def sent(self) -> str:
         """The type of what experts are given: tokens in slots, split over the experts and no more over the groups."""
         groups = self.sending
+        if self.layout.open:
+            return self.hole([*groups.dims, "X", groups.dim("C"), "E"])
         return self.text(self.dtype, [*groups.dims, "X", groups.dim("C"), "E"], {"X": self.layout.experts or ()})
 
     @property

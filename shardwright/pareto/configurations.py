@@ -44,6 +44,7 @@ class Sweep:
     looped: bool = False
     together: bool = False
     experts: ExpertsForm = "routed"
+    expert_capacity: float | None = None
 
     @property
     def title(self) -> str:
@@ -58,6 +59,10 @@ class Sweep:
     def context(self) -> int:
         """Positions of the cache."""
         return self.prompt + self.generated
+
+    def length(self, phase: Phase) -> int:
+        """The new positions of each sequence in one call."""
+        return self.prompt if phase == "prefill" else 1
 
     @property
     def middle(self) -> int:
@@ -104,7 +109,11 @@ def configurations_of(sweep: Sweep) -> list[Configuration]:
                 seen: set[object] = set()
                 for layout in sweep.layouts:
                     for attention in sweep.attention:
-                        fitted = fitted_layout(Deployment(model, mesh, layout, attention), batch)
+                        asked = Deployment(
+                            model, mesh, layout, attention, experts=sweep.experts,
+                            expert_capacity=sweep.expert_capacity,
+                        )  # fmt: skip
+                        fitted = fitted_layout(asked, batch, sweep.length(phase))
                         alone = both and not sweep.together
                         needless = phase == "prefill" and attention == "batch" and not fitted.batch and alone
                         demands = _demands(fitted)
@@ -112,10 +121,7 @@ def configurations_of(sweep: Sweep) -> list[Configuration]:
                             continue
                         seen.add(demands)
                         found += [
-                            Configuration(
-                                Deployment(model, mesh, layout, attention, weights, experts=sweep.experts), phase, batch
-                            )
-                            for weights in sweep.weights
+                            Configuration(replace(asked, weights=weights), phase, batch) for weights in sweep.weights
                         ]
     return [*found, *(replace(one, looped=True) for one in found if sweep.looped)]
 
@@ -167,7 +173,8 @@ def _every_mesh(chip: Chip, n_chips: int) -> Iterator[Mesh]:
 def _demands(fitted: PresetLayout) -> tuple[object, ...]:
     """A preset as it fits, without its name and what it says of sizes."""
     stored = sorted((role.name, dim, axes) for (role, dim), axes in fitted.stored.items())
-    return tuple(stored), fitted.batch, fitted.residual, tuple(sorted((fitted.attention or {}).items()))
+    of_tokens = (fitted.attention or {}, fitted.groups)
+    return tuple(stored), fitted.batch, fitted.residual, *(tuple(sorted(axes.items())) for axes in of_tokens)
 
 
 def stores_alike(sweep: Sweep, decode: Configuration, layout: str) -> bool:
@@ -175,10 +182,11 @@ def stores_alike(sweep: Sweep, decode: Configuration, layout: str) -> bool:
     both."""
     here = decode.deployment
     names: Sequence[str] = (here.layout, layout)
+    groups = [made for phase in ("decode", "prefill") if (made := here.token_groups(decode.batch, sweep.length(phase)))]
     sizes = sweep.model.model.sizes(decode.batch, sweep.prompt, sweep.context)
     numbers = {name: size for name, size in sizes.items() if isinstance(size, int)}
     try:
-        fit_layouts(names, here.mesh, numbers, here.model.attention, here.attention, cached=True)
+        fit_layouts(names, here.mesh, numbers, here.model.attention, here.attention, cached=True, groups=groups)
     except DiagnosticError:
         return False
     return True

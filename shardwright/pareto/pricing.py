@@ -76,7 +76,8 @@ def price(sweep: Sweep, one: Configuration) -> Point:
 
     Raises where there is no program for it, or no price.
     """
-    length, middle = (sweep.prompt, sweep.prompt) if one.phase == "prefill" else (1, sweep.middle)
+    length = sweep.length(one.phase)
+    middle = sweep.prompt if one.phase == "prefill" else sweep.middle
     where, phase, batch, looped = one.deployment, one.phase, one.batch, one.looped
     time_s = phase_cost(where, sweep.chip, phase, batch, length, middle, sweep.constants, looped=looped).time_s
     program = phase_program(where, phase, batch, length, sweep.context, looped=looped)

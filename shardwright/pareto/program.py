@@ -32,13 +32,22 @@ def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configura
         decode, prefill = (where.layout, other) if phase == "decode" else (other, where.layout)
     cache = positions(where, one.batch, sweep.context)
     request = ProgramRequest(
-        decode, where.mesh, one.batch, sweep.prompt, DType.BF16, where.attention, cache, prefill, experts=where.experts
+        decode,
+        where.mesh,
+        one.batch,
+        sweep.prompt,
+        DType.BF16,
+        where.attention,
+        cache,
+        prefill,
+        experts=where.experts,
+        expert_capacity=where.expert_capacity,
     )
     lines = [f"# Chosen for {sweep.chip.name}: {described(chosen)}."]
     if not one.looped and any(layout.startswith("wg") for layout in (decode, prefill)):
         lines.append("# Weights are gathered a layer ahead: opt --passes gather-ahead, after all others.")
     if where.weights != "bf16":
-        passes = wanted_program(where, one.phase, one.batch).passes
+        passes = wanted_program(where, one.phase, one.batch, sweep.length(one.phase)).passes
         lines.append(f"# Weights are stored in {where.weights}: shardwright opt FILE --passes {passes}")
         loading = f"shardwright generate CHECKPOINT --decode-layout FILE --weights {where.weights}"
         lines.append(f"# shows them, and {loading} loads them so.")

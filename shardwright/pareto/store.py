@@ -62,7 +62,7 @@ def store_of(sweep: Sweep) -> PointStore:
     """The store of everything that does not change within a sweep."""
     what = [
         repr(sweep.model), repr(sweep.chip), repr(sweep.constants), str(sweep.prompt), str(sweep.generated),
-        sweep.experts, _code(),
+        sweep.experts, str(sweep.expert_capacity), _code(),
     ]  # fmt: skip
     return PointStore(cache_folder("pareto") / f"{digest(chr(10).join(what))}.jsonl")
 

@@ -75,7 +75,9 @@ def sweep_points(
     for one in asked:
         known = kept.get(identity(one))
         if known is None:
-            tasks.setdefault(wanted_program(one.deployment, one.phase, one.batch).text, []).append(one)
+            tasks.setdefault(
+                wanted_program(one.deployment, one.phase, one.batch, sweep.length(one.phase)).text, []
+            ).append(one)
         else:
             found[identity_of(known)] = known
     total, before = len(asked), len(found)

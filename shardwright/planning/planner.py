@@ -53,7 +53,7 @@ _NO_LAYOUTS = ("does-not-fit", "no-placement", "out-of-time")
 def plan(
     model: str, chip: Chip | str, chips: int, prompt: int, output: int, *,
     ttft: float | None = None, tpot: float | None = None, weights: Weights = "bf16", batch: int | None = None,
-    seconds: float = 120.0, experts: ExpertsForm = "routed",
+    seconds: float = 120.0, experts: ExpertsForm = "routed", expert_capacity: float | None = None,
 ) -> ServingPlan:  # fmt: skip
     """The way to serve a model with the most tokens a second on so many chips, with every layout searched.
 
@@ -69,7 +69,7 @@ def plan(
             asked = f"a prompt of {prompt} and {output} new tokens take {prompt + output} positions"
             raise fault("too-long", f"{asked}, and {found.name} has {longest}", NOWHERE, "ask for fewer of either")
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    demand = ServingDemand(found, chip, chips, prompt, output, ttft, tpot, weights, batch, experts)
+    demand = ServingDemand(found, chip, chips, prompt, output, ttft, tpot, weights, batch, experts, expert_capacity)
     with located(Source("--chips", "")):
         meshes = list(plan_meshes(chip, chips, found.model.attention.kv_heads))
     return _Planner(demand, meshes, seconds).plan()

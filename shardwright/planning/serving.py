@@ -29,7 +29,7 @@ from shardwright.prediction.programs import Weights
 class ServingDemand:
     """The demand that is to be served: prompts of `prompt` tokens, `output` new ones of each; the most seconds from a
     prefill's start to its end (`ttft_s`) and of a step of decode (`tpot_s`); rows of decode, chosen where None;
-    how tokens meet `experts`."""
+    how tokens meet `experts`, and with what capacity."""
 
     model: BuiltIn
     chip: Chip
@@ -41,6 +41,7 @@ class ServingDemand:
     weights: Weights = "bf16"
     batch: int | None = None
     experts: ExpertsForm = "routed"
+    expert_capacity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ def serving_program(
     request = ProgramRequest(
         "open", mesh, batch, demand.prompt, DType.BF16, None, demand.prompt + demand.output,
         phases=PHASES if phase is None else (phase,), prompts=prompts, experts=demand.experts,
+        expert_capacity=demand.expert_capacity,
     )  # fmt: skip
     program = load(Source(demand.model.name, model_text(demand.model.model, request)[0]))
     stored = passes_for_weights(demand.weights)

@@ -75,6 +75,7 @@ def n_chips_of(chip: Chip) -> Iterator[int]:
 def fitting(
     model: BuiltIn, chip: Chip, layout: str, attention: AttentionOver, weights: Weights,
     batch: int, context: int, n_chips: int | None = None, experts: ExpertsForm = "routed",
+    expert_capacity: float | None = None,
 ) -> FitResult:  # fmt: skip
     """The fewest chips on which decode of `batch` sequences with `context` positions in the cache fits, or those
     given, and the largest batch (at this context) and longest context (at this batch) there.
@@ -90,7 +91,7 @@ def fitting(
         try:
             deployment = Deployment(
                 model.model, torus_mesh(chip, n, model.model.attention.kv_heads), layout, attention, weights,
-                experts=experts,
+                experts=experts, expert_capacity=expert_capacity,
             )  # fmt: skip
             memory = decode_memory(deployment, batch, context)
         except DiagnosticError:
@@ -109,7 +110,7 @@ def fitting(
                 return False
             return decode_memory(deployment, batch, positions).peak <= chip.memory_bytes
 
-        dropped = fitted_layout(deployment, batch).dropped
+        dropped = fitted_layout(deployment, batch, 1).dropped
         return FitResult(
             model, chip, deployment, batch, context, memory, step * largest(batch_fits), largest(context_fits), dropped,
             n_chips is None,

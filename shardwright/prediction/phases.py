@@ -92,7 +92,7 @@ def wanted_of(deployment: Deployment, phase: Phase, workload: Workload, stages: 
     """The programs that `demands` prices."""
     length = workload.prompt if phase == "prefill" else 1
     for batch in batches_of(deployment, workload.batch):
-        yield wanted_program(deployment, phase, batch if stages == 1 else micro_batch(batch, length, stages))
+        yield wanted_program(deployment, phase, batch if stages == 1 else micro_batch(batch, length, stages), length)
 
 
 def batches_of(deployment: Deployment, batch: int) -> list[int]:

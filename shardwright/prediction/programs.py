@@ -29,7 +29,7 @@ from shardwright.ir.whole_files import cache_folder, whole_file
 from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest, model_program
 from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
-from shardwright.models.token_groups import ExpertsForm
+from shardwright.models.token_groups import ExpertsForm, TokenGroups, no_experts
 from shardwright.models.value_types import CacheFormat
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
@@ -58,8 +58,9 @@ SHIPPED: Final = Path(__file__).parent / "compiled.zip"
 @dataclass(frozen=True)
 class Deployment:
     """A model on a mesh: its layout, over what attention is split, and the number formats of its weights and, where it
-    is quantized, of its cache, and how tokens meet `experts` if it has any. Older systems computed attention
-    `decomposed` into products and a softmax, with the scores in memory."""
+    is quantized, of its cache, and how tokens meet `experts` if it has any, which `expert_capacity` may bound where
+    tokens are sent to them. Older systems computed attention `decomposed` into products and a softmax, with the scores
+    in memory."""
 
     model: Model
     mesh: Mesh
@@ -69,6 +70,15 @@ class Deployment:
     decomposed: bool = False
     cache_format: CacheFormat | None = None
     experts: ExpertsForm = "routed"
+    expert_capacity: float | None = None
+
+    def token_groups(self, batch: int, length: int) -> TokenGroups | None:
+        """The groups of so many tokens where they are sent to experts. Raises where there are no experts."""
+        if self.experts != "all-to-all":
+            return None
+        if (experts := self.model.feedforward.experts) is None:
+            raise no_experts(self.model)
+        return TokenGroups("B", batch, length, experts, self.expert_capacity)
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,7 @@ def phase_program(
     on their way while the one before computes (Wang et al. 2023)."""
     sizes = {"B": batch, "T": positions(deployment, batch, context)} | ({"L": length} if phase == "prefill" else {})
     trouble: DiagnosticError | None = None
-    for wanted in candidates(deployment, phase, batch):
+    for wanted in candidates(deployment, phase, batch, length):
         try:
             program = on_mesh(compiled(wanted.text, wanted.passes), deployment.mesh, sizes)
             if looped:
@@ -102,13 +112,13 @@ def phase_program(
 
 def positions(deployment: Deployment, batch: int, context: int) -> int:
     """The positions of a cache that holds `context`, made divisible by the chips that split it along them."""
-    over = deployment.mesh.product((fitted_layout(deployment, batch).attention or {}).get("T", ()))
+    over = deployment.mesh.product((fitted_layout(deployment, batch, 1).attention or {}).get("T", ()))
     return -(-context // over) * over
 
 
-def wanted_program(deployment: Deployment, phase: Phase, batch: int) -> WantedProgram:
+def wanted_program(deployment: Deployment, phase: Phase, batch: int, length: int) -> WantedProgram:
     """The program that `phase_program` has to compile first."""
-    return next(candidates(deployment, phase, batch))
+    return next(candidates(deployment, phase, batch, length))
 
 
 def batch_axes(mesh: Mesh, batch: int) -> tuple[str, ...]:
@@ -120,35 +130,41 @@ def batch_axes(mesh: Mesh, batch: int) -> tuple[str, ...]:
     return tuple(taken)
 
 
-def candidates(deployment: Deployment, phase: Phase, batch: int) -> Iterator[WantedProgram]:
+def candidates(deployment: Deployment, phase: Phase, batch: int, length: int) -> Iterator[WantedProgram]:
     """The programs that `phase_program` tries one after the other: on standard meshes if the layout is the same there,
     on the deployment's own, of its own batch, and with projections that are not packed, whose parts divide over fewer
     axes.
 
     Projections are packed first, save where weights are gathered over axes that the batch does not fill: the digits of
-    packed parts then conflict in so many ways that the choice of layouts takes minutes.
+    packed parts then conflict in so many ways that the choice of layouts takes minutes. Where tokens are sent to
+    experts the batch and its length make the groups, and no other program will do.
     """
     mesh = deployment.mesh
     axes = batch_axes(mesh, batch)
     packed = len(axes) == len(mesh) or not deployment.layout.startswith("wg")
-    asked = fitted_layout(deployment, batch)
+    sent = deployment.experts == "all-to-all"
+    length = 1 if phase == "decode" else length if sent else _PROMPT
+    asked = fitted_layout(deployment, batch, length)
     standard = [Mesh(tuple(zip(mesh.axes, sizes, strict=True))) for sizes in _STANDARD.get(len(mesh), ())]
-    for own in dict.fromkeys((*standard, mesh)):
+    for own in () if sent else dict.fromkeys((*standard, mesh)):
         sample, least = replace(deployment, mesh=own), own.product(axes)
-        if _alike(fitted_layout(sample, least), asked):
-            yield _wanted(sample, phase, least, packed=packed)
-    yield _wanted(deployment, phase, batch, packed=packed)
+        if _alike(fitted_layout(sample, least, length), asked):
+            yield _wanted(sample, phase, least, length, packed=packed)
+    yield _wanted(deployment, phase, batch, length, packed=packed)
     if packed:
-        yield _wanted(deployment, phase, mesh.product(axes), packed=False)
+        yield _wanted(deployment, phase, batch if sent else mesh.product(axes), length, packed=False)
 
 
 @lru_cache(maxsize=4096)
-def fitted_layout(deployment: Deployment, batch: int) -> PresetLayout:
-    """The layout as far as the model's sizes and the batch divide over the mesh."""
-    model = deployment.model
+def fitted_layout(deployment: Deployment, batch: int, length: int) -> PresetLayout:
+    """The layout as far as the model's sizes and the batch divide over the mesh, and the groups of its tokens."""
+    model, groups = deployment.model, deployment.token_groups(batch, length)
     sizes = {name: size for name, size in model.sizes(batch, _PROMPT, CONTEXT).items() if isinstance(size, int)}
     attention = deployment.attention
-    return fit_layouts([deployment.layout], deployment.mesh, sizes, model.attention, attention, cached=True)[0]
+    sent = [] if groups is None else [groups]
+    return fit_layouts(
+        [deployment.layout], deployment.mesh, sizes, model.attention, attention, cached=True, groups=sent
+    )[0]
 
 
 def _alike(one: PresetLayout, other: PresetLayout) -> bool:
@@ -156,12 +172,12 @@ def _alike(one: PresetLayout, other: PresetLayout) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _wanted(deployment: Deployment, phase: Phase, batch: int, *, packed: bool) -> WantedProgram:
+def _wanted(deployment: Deployment, phase: Phase, batch: int, length: int, *, packed: bool) -> WantedProgram:
     model, mesh = deployment.model, deployment.mesh
-    length = 1 if phase == "decode" else _PROMPT
     request = ProgramRequest(
         deployment.layout, mesh, batch, length, DType.BF16, deployment.attention, CONTEXT, None, (phase,),
         decomposed=deployment.decomposed, cache_format=deployment.cache_format, experts=deployment.experts,
+        expert_capacity=deployment.expert_capacity,
     )  # fmt: skip
     passes = ",".join(filter(None, ("fuse-parallel-block" if packed else "", FORMATS[deployment.weights]))) or "cleanup"
     shape = "x".join(str(size) for size in mesh.values())

@@ -105,7 +105,7 @@ def test_unsharded(checkpoint: Callable[..., Path], name: str, batch: int) -> No
     agree(logits, transformers_logits(folder, tokens(batch, 12)))
 
 
-@pytest.mark.parametrize(("layout", "mesh"), [("ws2d", XYZ), ("megatron", X), ("wg-xy", XY)])
+@pytest.mark.parametrize(("layout", "mesh"), [("ws2d", XYZ), ("megatron", X), ("wg-xy", XY), ("open", XY)])
 def test_compiled(checkpoint: Callable[..., Path], layout: str, mesh: Mesh) -> None:
     folder = checkpoint("mixtral")
     made = sending(folder, layout, mesh, 8, 6, attention="batch")

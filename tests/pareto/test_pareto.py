@@ -61,7 +61,7 @@ def test_one_program_serves_meshes_and_batches() -> None:
     sweep = replace(SMALL, model=built_in("palm-540b-64-heads"), chips=(8, 64), batches=(64, 128))
     asked = configurations_of(sweep)
     assert len(asked) == 4 * 2
-    assert len({wanted_program(one.deployment, one.phase, one.batch) for one in asked}) == 1
+    assert len({wanted_program(one.deployment, one.phase, one.batch, 1) for one in asked}) == 1
 
 
 def test_every_mesh_has_every_shape_once() -> None:

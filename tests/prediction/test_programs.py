@@ -75,11 +75,13 @@ def palm(n_chips: int, layout: str = "ws2d", attention: programs.AttentionOver =
 
 
 def test_names_say_what_a_program_is() -> None:
-    assert wanted_program(palm(64), "decode", 512).name == "palm-540b-64-heads-decode-ws2d-batch-bf16-4x4x4-b64"
+    assert wanted_program(palm(64), "decode", 512, 1).name == "palm-540b-64-heads-decode-ws2d-batch-bf16-4x4x4-b64"
 
 
 def test_one_program_serves_all_meshes_batches_and_lengths_that_the_same_axes_split() -> None:
-    names = {wanted_program(palm(n), "decode", batch).name for n, batch in ((64, 64), (64, 1024), (128, 256), (32, 96))}
+    names = {
+        wanted_program(palm(n), "decode", batch, 1).name for n, batch in ((64, 64), (64, 1024), (128, 256), (32, 96))
+    }
     assert len(names) == 1
     made = phase_program(palm(128), "prefill", 128, 100, 100)
     assert dict(made.mesh) == {"x": 8, "y": 4, "z": 4}
