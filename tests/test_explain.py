@@ -88,6 +88,23 @@ def test_a_program_and_its_module(shardwright: Run, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("dtype", "nbytes"), [("bf16", 120), ("f16", 120), ("f32", 216)])
+def test_a_partial_softmax_goes_in_one_message(shardwright: Run, tmp_path: Path, dtype: str, nbytes: int) -> None:
+    """Three chips' means of two rows and their logarithms of 4 bytes: an exchange of bits, that no compiler widens."""
+    program = tmp_path / "attention.shard"
+    program.write_text(
+        f"mesh x=4\ndim B=2 L=1 T=64 H=4 D=8\n"
+        f"func f(q: {dtype} BLHD, k: {dtype} BT_xHD, v: {dtype} BT_xHD) -> {dtype} BLH_xD {{\n"
+        f"  o: {dtype} BLHD(partialsoftmax-x) = attend[T, D, scale=0.3](q, k, v)\n  return o\n}}\n"
+    )
+    told = shardwright("explain", str(program), "--json")
+    assert (told.status, told.err) == (0, "")
+    (func,) = json.loads(told.out)["functions"]
+    (only,) = func["collectives"]
+    assert (only["op"], only["bytes_received"], only["lower_bound_bytes"]) == ("all_to_all", nbytes, nbytes)
+    assert func["written_bytes_received"] == nbytes
+
+
 def test_a_function_that_is_not_there(shardwright: Run, tmp_path: Path) -> None:
     program = tmp_path / "ffn.shard"
     program.write_text(FEEDFORWARD)

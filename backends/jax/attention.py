@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shardwright.backends.jax.movements import parts_of_all
+from shardwright.backends.jax.movements import parts_for_all
 from shardwright.backends.jax.source_text import axes_text, number_text
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, einsum_letters, spread
 from shardwright.ir import ops
@@ -153,15 +153,17 @@ def _finished(
     operation: ops.AllReduce | ops.ReduceScatter, pair: Term, result: TensorType, lowering: Lowering, lower: Lower
 ) -> str:
     """The chips' means, weighed, are addends of the mean over all. Scattered over heads, say, each chip gets everyone's
-    means and logarithms of its own and joins them, which receives what a reduce-scatter of both does."""
+    means and logarithms of its own in one exchange and joins them, which receives what a reduce-scatter of both does.
+    """
     width = pair.tensor.dims[-1].name
     if isinstance(operation, ops.ReduceScatter) and all(dim != width for _, dim in operation.targets):
-        lowering.use_helper("joined_pieces")
-        mean, lse = (
-            parts_of_all(f"{pair.code}[{i}]", half(pair.tensor), half(result), operation.named_axes, lowering)
+        for helper in ("joined_pieces", "exchanged_together"):
+            lowering.use_helper(helper)
+        (mean, axes), (lse, _) = (
+            parts_for_all(f"{pair.code}[{i}]", half(pair.tensor), half(result), operation.named_axes, lowering)
             for i, half in enumerate((_mean, _logarithm))
         )
-        joined = f"joined_pieces({mean}, {lse})"
+        joined = f"joined_pieces(*exchanged_together({mean}, {lse}, {axes}))"
         return joined if result.is_pair else f"{joined}[0]"
     lowering.use_helper("weighed")
     named = lowering.mesh.sorted(operation.named_axes)

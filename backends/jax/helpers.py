@@ -170,6 +170,24 @@ def joined_pieces(means, lses):
     mean = jnp.sum(means * (weights / total)[..., None], 0)
     return mean.astype(means.dtype), jnp.where(none, -jnp.inf, greatest + jnp.log(total))
 ''',
+    "exchanged_together": '''
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def exchanged_together(mean, lse, axes):
+    """What the chips along these axes have for this one, of a mean and its log-sum-exp whose first axis numbers those
+    that they are for: as bits, so that one message has both."""
+    bits = jnp.dtype(f'uint{8 * mean.dtype.itemsize}')
+    n, of_lse = mean.shape[-1], lax.bitcast_convert_type(lse, bits)
+    parts = [lax.bitcast_convert_type(mean, bits), of_lse.reshape(*lse.shape, -1)]
+    both = lax.all_to_all(jnp.concatenate(parts, -1), axes, 0, 0, tiled=True)
+    means, lses = both[..., :n], both[..., n:].reshape(of_lse.shape)
+    return lax.bitcast_convert_type(means, mean.dtype), lax.bitcast_convert_type(lses, lse.dtype)
+
+
+@exchanged_together.defjvp
+def _exchanged_together_jvp(axes, primals, tangents):
+    """Those of both, exchanged each by itself: bits have none."""
+    return exchanged_together(*primals, axes), tuple(lax.all_to_all(x, axes, 0, 0, tiled=True) for x in tangents)
+''',
     "each_half": '''
 def each_half(pair, of_mean, of_lse):
     """A mean and a logarithm, each moved in its own way."""

@@ -54,11 +54,15 @@ def lower_movement(operation: Movement, code: str, before: TensorType, after: Te
             raise fault("unsupported", f"JAX source has no {operation.keyword} to {after}", NOWHERE)
 
 
-def parts_of_all(code: str, before: TensorType, after: TensorType, named: Sequence[str], lowering: Lowering) -> str:
-    """The parts of this chip that all chips along the named axes have, numbered by the first dimension."""
+def parts_for_all(
+    code: str, before: TensorType, after: TensorType, named: Sequence[str], lowering: Lowering
+) -> tuple[str, str]:
+    """The parts of an array that go to the chips along the named axes, numbered by the first dimension, and the axes
+    in the order of these numbers."""
     plan = _Plan(lowering.digits, before, after)
-    exchanged, shape = plan.exchanged(code, plan.axes(named))
-    return reshaped(exchanged, shape, [shape[0], *plan.result])
+    axes = plan.axes(named)
+    front, shape = plan.to_front(code, axes)
+    return reshaped(front, shape, [shape[0], *plan.result]), axes_text(axes)
 
 
 def _between_memories(code: str, elsewhere: TensorType, space: str) -> str:

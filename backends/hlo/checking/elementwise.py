@@ -65,6 +65,9 @@ class ElementwiseStep(CheckedInstruction):
 
     def _used(self, states: Sequence[State], result: State) -> Value:
         waiting = [state for state in states if state.sums]
+        if waiting and self.instruction.opcode == "compare" and all(s.constant or (s.sums and s.scale) for s in states):
+            # Whether a softmax over a device's own part has any weight, which it asks before it divides by it.
+            return result.but(open=result.open.union(*(state.sums for state in waiting)))
         if waiting and not result.open and not any(state.elastic for state in waiting):
             return self.fault(self.used_as_whole(waiting[0]))
         scaled = [state for state in states if state.scale or state.shift]
