@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.ir.diagnostics import Diagnostic, Note, Span, fault
 from shardwright.ir.ops import Ahead, Fetch, Movement, Start, Store, Wait
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, Statement, Value
-from shardwright.ir.types import ON_DEVICE, OpenType, Placement, ValueType
+from shardwright.ir.types import ON_DEVICE, Placement, ValueType
 from shardwright.ir.walk import reads
 
 _WAITS = "in-flight"
@@ -158,9 +158,9 @@ class _Checker:
             return
         match operation:
             case Fetch():
-                if placement == ON_DEVICE and not isinstance(kind, OpenType):
+                if placement == ON_DEVICE:
                     self.say("misapplied-movement", f"fetch: {name}: {kind} is on the device", statement.span,
-                             f"use {name} itself")  # fmt: skip
+                             "leave out fetch(...)")  # fmt: skip
                     return
             case Store():
                 if placement != ON_DEVICE:
