@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import combinations
@@ -20,19 +21,30 @@ from shardwright.ir.program import Program
 from shardwright.ir.types import TensorType
 
 
+class _BeatenError(Exception):
+    """Tells that no layouts that divide can be better than what was found elsewhere; `bounded` are these without."""
+
+    def __init__(self, bounded: LayoutSolution) -> None:
+        super().__init__()
+        self.bounded = bounded
+
+
 def place_layouts(
     program: Program,
     options: PlacementOptions | None = None,
     solve: Callable[[LayoutProblem], LayoutSolution] | None = None,
     effort: Effort | None = None,
+    enough: float = 0.0,
+    incumbent: float = math.inf,
 ) -> LayoutSolution:
     """The cheapest layouts for a whole program. Raises a `DiagnosticError` where demands cannot be met, and an
     `OutOfWorkError` where nothing is found with the effort.
 
     `solve` chooses them, by bytes received where it is None.
 
-    Exact: the digits that a dimension's size cannot hold together are found in the solution and branched on,
-    and the solution of the rest is proved by its bound.
+    Exact but for the share `enough` of the cost: the digits that a dimension's size cannot hold together are found in
+    the solution and branched on, and the solution of the rest is proved by its bound. Branches that cannot cost less
+    than the `incumbent` of another are left (Land and Doig 1960).
     """
     options = options or PlacementOptions()
     problem = layout_problem(program, options)
@@ -40,29 +52,38 @@ def place_layouts(
     violated = indivisible(program, best, options.digit_sets)
     if violated is None:
         return best
+    if best.solution.bound >= incumbent * (1 - enough):
+        raise _BeatenError(best)
     key, choices = violated
     found: list[LayoutSolution] = []
+    beaten: list[LayoutSolution] = []
     late: OutOfWorkError | None = None
     as_cheap = False
     for axes in choices:
         narrowed = replace(options, digit_sets={**options.digit_sets, key: axes})
         try:
-            found.append(place_layouts(program, narrowed, solve, effort))
-            if as_cheap := found[-1].solution.cost <= best.solution.cost:
+            found.append(place_layouts(program, narrowed, solve, effort, enough, incumbent))
+            incumbent = min(incumbent, found[-1].solution.cost)
+            as_cheap = found[-1].solution.cost <= max(best.solution.cost, best.solution.bound * (1 + enough))
+            if as_cheap:
                 break  # nothing is cheaper by more than what the bound of `best` leaves open
+        except _BeatenError as error:
+            beaten.append(error.bounded)
         except OutOfWorkError as error:
             late = error
         except DiagnosticError:
             continue
+    if beaten and not found:
+        raise _BeatenError(best if late is not None else min(beaten, key=lambda made: made.solution.bound))
     if late is not None and not found:
         raise late
     if not found:  # movements that are written split it over more axes, and there is a way between them as well
         everything = replace(options, digit_sets={**options.digit_sets, key: frozenset(program.mesh)})
-        return place_layouts(program, everything, solve, effort)
+        return place_layouts(program, everything, solve, effort, enough)
     cheapest = min(found, key=lambda placement: placement.solution.cost)
     is_partial = as_cheap or late is not None
-    bound = best.solution.bound if is_partial else min(placement.solution.bound for placement in found)
-    proved = [best] if is_partial else found
+    bound = best.solution.bound if is_partial else min(placement.solution.bound for placement in (*found, *beaten))
+    proved = [best] if is_partial else [*found, *beaten]
     least = [placement.bound_bytes for placement in proved if placement.bound_bytes is not None]
     return replace(
         cheapest,

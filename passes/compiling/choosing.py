@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
+from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.kernel_shares import structure_of
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions
 from shardwright.cost.choosing.layout_program.solver import ExcludedChoice, Outcome, ProgramSolve
@@ -252,7 +254,8 @@ class _Chooser:
         self, solve: Callable[[LayoutProblem], LayoutSolution], prices: MemoryPrices | None = None
     ) -> SearchResult:
         """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
-        placed, placement = place(self.program, self.options, solve)
+        choose = partial(place_layouts, solve=solve, enough=ENOUGH)
+        placed, placement = place(self.program, self.options, choose)
         spent = 0.0
         if prices is not None:
             kept = (*placed.weights, *placed.state)

@@ -11,7 +11,6 @@ from functools import partial
 from typing import ClassVar, Protocol
 
 from shardwright.cost.choosing.divisible_placement import place_layouts
-from shardwright.cost.choosing.layout_problem import LayoutProblem
 from shardwright.cost.choosing.limited_placement import MOST_ENTRIES, LimitedPlacement, PlacementProof
 from shardwright.cost.choosing.objective import SOLVERS, Objective, chip_for
 from shardwright.cost.choosing.placement import Effort, LayoutSolution, Location, PlacementOptions, UseKey, ValueNode
@@ -115,7 +114,7 @@ class Place(Pass):
             wanted = replace(options, orders=orders, edges_apart=apart)
             if self.solver == "ortools":
                 return _chosen_alone(program, wanted, end)
-            placed, placement = place(program, wanted, choose=choose)
+            placed, placement = place(program, wanted, choose)
             return Chosen(placed, placement, choose.proof(placement))
 
         def priced(chosen: Chosen) -> PricedChoice[Chosen]:
@@ -191,7 +190,8 @@ def _chosen_alone(program: Program, options: PlacementOptions, end: float) -> Ch
 
     import_solver()
     effort = Effort(WorkLimit(MOST_ENTRIES), end)
-    placed, placement = place(program, options, lambda problem: BytesProgram(problem, effort).solve())
+    choose = partial(place_layouts, solve=lambda problem: BytesProgram(problem, effort).solve())
+    placed, placement = place(program, options, choose)
     received, bound = round(placement.bytes_received), math.ceil((placement.bound_bytes or 0.0) - 1e-6)
     return Chosen(placed, placement, PlacementProof(received, min(received, bound)))
 
@@ -210,24 +210,21 @@ def _is_explicit(program: Program) -> bool:
 def place(
     program: Program,
     options: PlacementOptions,
-    solve: Callable[[LayoutProblem], LayoutSolution] | None = None,
-    choose: Callable[[Program, PlacementOptions], LayoutSolution] | None = None,
+    choose: Callable[[Program, PlacementOptions], LayoutSolution] = place_layouts,
 ) -> tuple[Program, LayoutSolution]:
-    """The program with its layouts filled in, and how they were found; `solve` as in `place_layouts`, in place of which
-    stands `choose`, where it is given.
+    """The program with its layouts filled in by `choose`, and how they were found.
 
     Where renames, splits and merges could not all keep indices on their chips under one order of digits, each of
     them in turn is made to leave its dimensions whole, and the cheapest of these programs is taken: first among those
     with room for all digits, then, where few tries find none, among all.
     """
-    chosen = choose or partial(place_layouts, solve=solve)
-    first = chosen(program, options)
+    first = choose(program, options)
     outcomes: dict[Whole, Outcome] = {}
 
     def outcome(whole: Whole) -> Outcome:
         if whole not in outcomes:
             try:
-                outcomes[whole] = chosen(program, replace(options, whole_reshapes=whole))
+                outcomes[whole] = choose(program, replace(options, whole_reshapes=whole))
             except (OutOfWorkError, DiagnosticError) as error:
                 outcomes[whole] = error.with_traceback(None)
         return outcomes[whole]

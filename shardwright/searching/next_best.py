@@ -7,18 +7,18 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 
 import numpy as np
 
-from shardwright.cost.choosing.divisible_placement import indivisible
+from shardwright.cost.choosing.divisible_placement import indivisible, place_layouts
 from shardwright.cost.choosing.factor_graph import FactorGraph, GraphSolution
 from shardwright.cost.choosing.factors import FORBIDDEN, Costs, TableFactor
 from shardwright.cost.choosing.kernel_shares import Structure, structure_of
-from shardwright.cost.choosing.layout_problem import PlacementOptions, ValueNode, Within
+from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, ValueNode, Within
 from shardwright.cost.choosing.limited_placement import PlacementProof, most_entries
-from shardwright.cost.choosing.placement import Effort, Solver
+from shardwright.cost.choosing.placement import Effort, LayoutSolution, Solver
 from shardwright.cost.choosing.program_layouts import layout_problem
 from shardwright.cost.choosing.remainder import Remainder
 from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
@@ -281,7 +281,11 @@ class _NextBest:
         other = solver.placement(part.best_with(variable, choice), solver.moves, solver.unit)
         if indivisible(program, other, ()) is not None:
             return False
-        placed, _ = place(program, self.options, lambda _: other)
+
+        def given(_: LayoutProblem) -> LayoutSolution:
+            return other
+
+        placed, _ = place(program, self.options, partial(place_layouts, solve=given))
         return not limited or SearchResult(self.place.wanted(program), "", placed, other, 0.0, 0.0, 0.0).fits
 
     def anew(self, node: ValueNode, seconds: float) -> str:

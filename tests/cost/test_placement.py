@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from program_text import program
 
 from shardwright import explicit, print_program
 from shardwright.backends.validation.validate import TOLERANCE
-from shardwright.cost.choosing import layouts
+from shardwright.cost.choosing import divisible_placement, layouts
 from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_codes import StateNumbering
 from shardwright.cost.choosing.layouts import LinkTimes, Moves, moving_costs
@@ -24,7 +25,10 @@ from shardwright.ir.operation import Arg
 from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.strategies import strategies
 from shardwright.ir.types import Dim, DType, OpenType, Shape, TensorType
+from shardwright.passes import pipelines
+from shardwright.passes.compiling.found import TimeProof
 from shardwright.passes.compiling.place import Place
+from shardwright.passes.pipelines import PassRecord, proof_of
 
 # ---------------------------------------------------------------- enumeration
 
@@ -245,6 +249,59 @@ def test_a_value_is_gathered_once_for_three_consumers() -> None:
           return p, q, r
         }""")
     assert place_layouts(compiled).bytes_received == 2 * 64 * 4 * 3 // 4
+
+
+def test_branches_that_cannot_be_better_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three dimensions of 8 that five axes of 2 would split: 40 choices of layouts, did one not bound the others."""
+    text = """
+        mesh data=2 model=2 x=2 y=2 z=2
+        dim B=8 L=2 E=8 F=8 K=3 G=2 D=4 T=5 V=4 H=K*G N=1 C2=2 C3=3 P=2
+        weights {
+          w_in: f32 EF?
+          w_q: f32 [E H D_{data}] on device 25% host 75% along E
+          w_k: f32 [E_{data,model} D] on disk
+          table: f32 [V_{model} E] on device 25% host 75% along E
+          layers_in: f32 [N E F_{data}] on host
+          layers_out: f32 [N F_{data} E] on device 25% host 75% along E
+        }
+        state {
+          caches: f32 NBTD
+          pos: int32
+        }
+        func f(x: f32 [B C2_{data}], tokens_in: f32 [B_{data} L E], ids: int32 BL) -> f32 BLE {
+          r :~ f32 BLE = loop[N](h: f32 [B L E_{data}] = tokens_in) {
+            c = layernorm[E, eps=1e-5](h)
+            c1 = gelu(c @[E] layers_in)
+            c2: f32 BL_?E = tanh((c1 @[F] layers_out) * 0.1)
+            h1: f32 [B L D_{data}] = tanh((c @[E] w_k) * 0.1)
+            set caches = update[T](caches, h1, pos)
+            g: f32 BLT = h1 @[D] caches
+            y = softmax[T, causal=L](g, pos)
+            g1 = y @[T] caches
+            c3: f32 [B_{model} L] = sum[D](g1)
+            h2 = c2 * tanh(c3)
+            u = lookup[V](table, ids)
+            c4: f32 EHD? = w_q
+            next h + h2
+          }
+          a = grouped[F, ED](w_q, w_k - w_in, pos)
+          return r
+        }
+        """
+    numbers: list[int] = []
+    problem = divisible_placement.layout_problem
+
+    def counted(*given: Any) -> Any:
+        numbers.append(len(numbers))
+        return problem(*given)
+
+    monkeypatch.setattr(divisible_placement, "layout_problem", counted)
+    passes: list[PassRecord] = []
+    pipelines.explicit(program(text), passes.append)
+    proof = proof_of(passes)
+    assert isinstance(proof, TimeProof)
+    assert proof.proved
+    assert len(numbers) < 20
 
 
 def test_open_types_admit_only_what_they_say() -> None:
