@@ -142,8 +142,9 @@ def fit(
     expert_capacity: float | None = None,
 ) -> FitResult:
     """The fewest chips on which decode of a model fits, or those given, and the largest batch and longest context
-    there. Tokens meet the experts that they choose, or all if `replicated`. Raises a `DiagnosticError` where no number
-    of chips is enough."""
+    there. Tokens meet the experts that they choose, or all if `replicated`, or are sent to them if `all-to-all`, of
+    which each may take `expert_capacity` times its even share. Raises a `DiagnosticError` where no number of chips is
+    enough."""
     from shardwright.cost.hardware.chips import load_chip
     from shardwright.prediction.fitting import fitting
     from shardwright.prediction.models import model_of, preset_of
@@ -170,8 +171,9 @@ def sweep(
     expert_capacity: float | None = None,
 ) -> Swept:
     """The command `pareto`: a model priced under every combination, `chips` from the least to the most; what was priced
-    before is not priced again. Tokens meet the experts that they choose, or all if `replicated`. Raises a
-    `DiagnosticError` where nothing has a price."""
+    before is not priced again. Tokens meet the experts that they choose, or all if `replicated`, or are sent to them if
+    `all-to-all`, of which each may take `expert_capacity` times its even share. Raises a `DiagnosticError` where
+    nothing has a price."""
     from shardwright.cost.hardware.chips import load_chip
     from shardwright.pareto.configurations import Sweep
     from shardwright.pareto.sweeping import sweep_points

@@ -310,5 +310,8 @@ def test_tokens_are_sent_where_there_are_experts(shardwright: Callable[..., Any]
         assert (refused.status, refused.err) == (
             1, f"{model}: error: LlamaForCausalLM has no experts that tokens could be sent to [no-experts]\n",
         )  # fmt: skip
+    for capacity, form, said in ((2.0, "routed", "expert_capacity needs"), (-1.0, "all-to-all", "a number above 0")):
+        with pytest.raises(DiagnosticError, match=said):
+            plan(model, small(), 2, 256, 64, seconds=2, experts=form, expert_capacity=capacity)
     refused = shardwright("fit", model, "--chip", "h100", "--expert-capacity", "2")
     assert refused.err.endswith("error: --expert-capacity needs --experts all-to-all\n")

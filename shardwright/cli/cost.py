@@ -159,9 +159,8 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...]]:
     with located(Source(args.file, "")):
         length = args.context if args.phase == "prefill" else 1
         cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
-    return replace(cost, parameters=round(active_parameters(found))), fitted_layout(
-        deployment, args.batch, length
-    ).dropped
+    dropped = fitted_layout(deployment, args.batch, length).dropped
+    return replace(cost, parameters=round(active_parameters(found))), dropped
 
 
 def _compiled(

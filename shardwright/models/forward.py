@@ -13,7 +13,7 @@ from shardwright.models.experts import real_tokens
 from shardwright.models.header import header
 from shardwright.models.layers import Layer, number, of_layers
 from shardwright.models.layouts import AttentionOver, Preset, PresetLayout, fit_layouts
-from shardwright.models.token_groups import ExpertsForm, TokenGroups, no_experts
+from shardwright.models.token_groups import ExpertsForm, TokenGroups, groups_of
 from shardwright.models.value_types import PROMPTS, SEQUENCES, CacheFormat, SequenceRows, ValueTypes
 from shardwright.models.weights import model_weights
 
@@ -154,15 +154,13 @@ def _sized(dim: str, size: int | str, order: Sequence[str]) -> str:
 
 def _token_groups(model: Model, request: ProgramRequest, rows: Mapping[str, SequenceRows]) -> dict[str, TokenGroups]:
     """The groups of each function, that of one token for each row first; none where tokens are not sent to experts."""
-    if request.experts != "all-to-all":
-        return {}
-    if (experts := model.feedforward.experts) is None:
-        raise no_experts(model)
     made: dict[str, TokenGroups] = {}
     for name, own in rows.items():
         batch = request.batch if own is SEQUENCES or request.prompts is None else request.prompts
         length = 1 if name == "decode" else request.length
-        made[name] = TokenGroups(own.dim, batch, length, experts, request.expert_capacity)
+        groups = groups_of(model, request.experts, request.expert_capacity, batch, length, own.dim)
+        if groups is not None:
+            made[name] = groups
     return made
 
 

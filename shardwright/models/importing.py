@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,8 +99,6 @@ def import_model(
         )
     if experts != "replicated" and model.feedforward.experts is None:
         raise no_experts(model)
-    if expert_capacity is not None and not 0 < expert_capacity < math.inf:
-        raise fault("bad-capacity", f"the capacity of experts is a number above 0, not {expert_capacity}")
     made = dtype or checkpoint_dtype(read)
     chosen = read_plan(layout, model) if layout.endswith(".json") else layout
     if cache is not None and isinstance(chosen, Preset) and chosen.weights[Role.HEADS] is Axes.NONE:

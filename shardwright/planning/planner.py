@@ -58,9 +58,10 @@ def plan(
     """The way to serve a model with the most tokens a second on so many chips, with every layout searched.
 
     `model` is a built-in name, a config.json or a folder with one; `chip` may also be a name or a chip file's path;
-    `ttft` and `tpot` are in seconds. Tokens meet the `experts` that they choose, or all if `replicated`. Searches end
-    after about so many `seconds`, with what they have. Raises a `DiagnosticError` where a demand cannot be met, which
-    says what it takes, and which chips or weights would do.
+    `ttft` and `tpot` are in seconds. Tokens meet the `experts` that they choose, or all if `replicated`, or are sent to
+    them if `all-to-all`, of which each may take `expert_capacity` times its even share. Searches end after about so
+    many `seconds`, with what they have. Raises a `DiagnosticError` where a demand cannot be met, which says what it
+    takes, and which chips or weights would do.
     """
     with located(Source(model, "")):
         found = model_of(model)

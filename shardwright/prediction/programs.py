@@ -29,7 +29,7 @@ from shardwright.ir.whole_files import cache_folder, whole_file
 from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest, model_program
 from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
-from shardwright.models.token_groups import ExpertsForm, TokenGroups, no_experts
+from shardwright.models.token_groups import ExpertsForm, TokenGroups, groups_of
 from shardwright.models.value_types import CacheFormat
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
@@ -73,12 +73,8 @@ class Deployment:
     expert_capacity: float | None = None
 
     def token_groups(self, batch: int, length: int) -> TokenGroups | None:
-        """The groups of so many tokens where they are sent to experts. Raises where there are no experts."""
-        if self.experts != "all-to-all":
-            return None
-        if (experts := self.model.feedforward.experts) is None:
-            raise no_experts(self.model)
-        return TokenGroups("B", batch, length, experts, self.expert_capacity)
+        """The groups of so many tokens where they are sent to experts. Raises as `groups_of` does."""
+        return groups_of(self.model, self.experts, self.expert_capacity, batch, length)
 
 
 @dataclass(frozen=True)
