@@ -134,23 +134,24 @@ def main() -> None:
         if best is not None and (tiers or rng.random() < 0.5):
             chip = replace(chip, memory_bytes=int(best.peak * rng.uniform(0.3 if tiers else 0.5, 1.0)))
             best = solved(whole, chip)
-        if best is None:
-            continue
-        solved_ones += 1
-        proved += best.status == "optimal"
+        solved_ones += best is not None
+        proved += best is not None and best.status == "optimal"
         for chosen in fillings(rng, holes, args.fillings):
             found = solved(filled(text, holes, chosen), roomy)
             if found is None or found.peak > chip.memory_bytes:
                 continue
             priced += 1
-            if found.objective_s < best.bound_s * (1 - 1e-9) or (
+            if best is None:
+                wrong = "nothing was found"
+            elif found.objective_s < best.bound_s * (1 - 1e-9) or (
                 best.status == "optimal" and found.objective_s < best.objective_s * (1 - ALLOWED)
             ):
-                odd += 1
-                print(
-                    f"{seed}: {found.objective_s:.6g} s for {best.objective_s:.6g}, bound {best.bound_s:.6g}: {chosen}"
-                )
-                break
+                wrong = f"{best.objective_s:.6g} was found, bound {best.bound_s:.6g}"
+            else:
+                continue
+            odd += 1
+            print(f"{seed}: {found.objective_s:.6g} s, and {wrong}: {chosen}", flush=True)
+            break
     print(f"{solved_ones} programs that fit, {proved} proved; {priced} fillings priced, {odd} programs at odds")
 
 
