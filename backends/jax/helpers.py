@@ -149,7 +149,7 @@ def grouped(x, w, place, dtype):
 ''',
     "weighed": '''
 def weighed(pair, axes):
-    """Of the mean over the chips along these axes this chip's addend, and the logarithm of the sum over them all."""
+    """This chip's addend of the mean over the chips along these axes, and the logarithm of the sum over them all."""
     mean, lse = pair
     each = lax.all_gather(lse, axes, to='invarying')
     greatest = jnp.maximum(jnp.max(lax.stop_gradient(each), 0), jnp.finfo(jnp.float32).min)
@@ -173,8 +173,8 @@ def joined_pieces(means, lses):
     "exchanged_together": '''
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def exchanged_together(mean, lse, axes):
-    """What the chips along these axes have for this one, of a mean and its log-sum-exp whose first axis numbers those
-    that they are for: as bits, so that one message has both."""
+    """This chip's parts of the means and log-sum-exps of all chips along these axes, which the first axis numbers, as
+    it numbers the receivers of what is given: sent as bits, so that one message has both."""
     bits = jnp.dtype(f'uint{8 * mean.dtype.itemsize}')
     n, of_lse = mean.shape[-1], lax.bitcast_convert_type(lse, bits)
     parts = [lax.bitcast_convert_type(mean, bits), of_lse.reshape(*lse.shape, -1)]
@@ -185,7 +185,7 @@ def exchanged_together(mean, lse, axes):
 
 @exchanged_together.defjvp
 def _exchanged_together_jvp(axes, primals, tangents):
-    """Those of both, exchanged each by itself: bits have none."""
+    """Tangents are exchanged each by itself: bits have none."""
     return exchanged_together(*primals, axes), tuple(lax.all_to_all(x, axes, 0, 0, tiled=True) for x in tangents)
 ''',
     "each_half": '''

@@ -261,13 +261,9 @@ class _Plan:
 
     def _exchanged(self, code: str, axes: Sequence[str], combine: str) -> str:
         """Each chip gets everyone's part of its own, and combines them."""
-        exchanged, shape = self.exchanged(code, axes)
-        return reshaped(f"{combine}({exchanged}, axis=0)", shape[1:], self.result)
-
-    def exchanged(self, code: str, axes: Sequence[str]) -> tuple[str, list[int]]:
-        """Everyone's part of what this chip gets: as `to_front` lays the array, its digits now the senders."""
         front, shape = self.to_front(code, axes)
-        return f"lax.all_to_all({front}, {axes_text(axes)}, 0, 0, tiled=True)", shape
+        exchanged = f"lax.all_to_all({front}, {axes_text(axes)}, 0, 0, tiled=True)"
+        return reshaped(f"{combine}({exchanged}, axis=0)", shape[1:], self.result)
 
     def all_to_all(self, code: str, named: Sequence[str]) -> str:
         axes = self.axes(named)
