@@ -261,8 +261,8 @@ def add_experts(parser: Parser, default: str, add: Callable[..., object] | None 
         "--experts",
         choices=("replicated", "routed", "all-to-all"),
         default=default,
-        help="every expert computes every token; or those that the router chose do, any as likely, where they are "
-        f"(routed) or where tokens are sent to (default: {default})",
+        help="every expert computes every token; or those that the router chooses do, where they are (routed) or where "
+        f"tokens are sent to (default: {default})",
     )
     add(
         "--expert-capacity",

@@ -25,12 +25,12 @@ def header(model: Model, layouts: Sequence[tuple[str, PresetLayout]], mesh: Mesh
     paragraphs = [
         f"{model.architecture}: {whole}. {capital(', '.join(_pieces(model)))}.",
         *names,
-        *([] if stored.open else _choices(model, layouts, mesh)),
+        *(_dropped(stored) if stored.open else _choices(model, layouts, mesh)),
         _letters(
             model,
             cached=cached,
             prompts=any("B1" in (layout.attention or {}) for _, layout in layouts),
-            sent=stored.experts is not None,
+            groups=sorted({dim[0] for _, layout in layouts for dim in layout.groups if dim[0] in "JO"}),
         ),
     ]
     return [line for paragraph in paragraphs for line in _comment(paragraph)]
@@ -42,8 +42,13 @@ def _choices(model: Model, layouts: Sequence[tuple[str, PresetLayout]], mesh: Me
     return [
         *(sentence for _, layout in _by_attention(layouts) for sentence in _attention(layout)),
         *_experts(layouts),
-        *(f"{sentence}." for sentence in (*stored.dropped, *_whole_keys(model, stored, mesh))),
+        *_dropped(stored),
+        *(f"{sentence}." for sentence in _whole_keys(model, stored, mesh)),
     ]
+
+
+def _dropped(layout: PresetLayout) -> list[str]:
+    return [f"{sentence}." for sentence in layout.dropped]
 
 
 def _pieces(model: Model) -> list[str]:
@@ -125,7 +130,7 @@ def _whole_keys(model: Model, layout: PresetLayout, mesh: Mesh) -> list[str]:
     return [f"wk and wv, of {heads}, are not split over {' '.join(left)}, which split the queries' heads"]
 
 
-def _letters(model: Model, *, cached: bool, prompts: bool, sent: bool) -> str:
+def _letters(model: Model, *, cached: bool, prompts: bool, groups: Sequence[str]) -> str:
     grouped, latent = model.attention.query_dims == ("K", "G"), model.attention.latent
     experts, opening = model.feedforward.experts, "" if len(model.stacks) == 1 else ", N1 opening layers, F1 of theirs"
     pieces = [
@@ -136,9 +141,8 @@ def _letters(model: Model, *, cached: bool, prompts: bool, sent: bool) -> str:
         "X experts, A of them for each token" if experts is not None else "",
         "X1 groups of X2 experts, X3 of them open" if experts is not None and experts.grouped else "",
         "F2 of what computes every token" if experts is not None and experts.shared else "",
-        "J groups of M rows and O of Q positions, S tokens of a group, C slots of an expert for it, Z of all"
-        if sent
-        else "",
+        f"J groups of M rows{' and O of Q positions' if 'O' in groups else ''}, S tokens of a group" if groups else "",
+        "C slots of an expert for it, Z of all" if groups else "",
         "P learned positions" if isinstance(model.positions, LearnedPositions) else "",
         "K heads of keys and values, G heads of queries for each" if grouped else "H heads",
         "D elements of a head" if latent is None else "D elements of a position in the cache, I of them latent",

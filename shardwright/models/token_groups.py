@@ -19,15 +19,20 @@ def no_experts(model: Model) -> DiagnosticError:
     return fault("no-experts", f"{model.architecture} has no experts that tokens could be sent to")
 
 
+def check_capacity(form: ExpertsForm, capacity: float | None) -> None:
+    """Raises where experts cannot have such a capacity, or have none since tokens are not sent to them."""
+    if capacity is not None and form != "all-to-all":
+        raise fault("bad-setting", "expert_capacity needs experts='all-to-all'")
+    if capacity is not None and not 0 < capacity < math.inf:
+        raise fault("bad-capacity", f"the capacity of experts is a number above 0, not {capacity}")
+
+
 def groups_of(
     model: Model, form: ExpertsForm, capacity: float | None, batch: int, length: int, rows: str = "B"
 ) -> TokenGroups | None:
     """The groups of so many tokens, None where they are not sent to experts. Raises where there are no experts, or no
     such capacity."""
-    if capacity is not None and form != "all-to-all":
-        raise fault("bad-setting", "expert_capacity needs experts='all-to-all'")
-    if capacity is not None and not 0 < capacity < math.inf:
-        raise fault("bad-capacity", f"the capacity of experts is a number above 0, not {capacity}")
+    check_capacity(form, capacity)
     if form != "all-to-all":
         return None
     if model.feedforward.experts is None:

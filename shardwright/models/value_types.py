@@ -62,14 +62,16 @@ class ValueTypes:
 
         return format_type(TypeExpr(str(dtype or self.dtype), LayoutRow(tuple(RowDim(dim) for dim in dims), open=True)))
 
+    def chosen(self, dtype: DType, dims: Sequence[str], axes: Mapping[str, Sequence[str]]) -> str:
+        """The type that the layout chooses, a hole where it leaves all open."""
+        return self.hole(dims, dtype) if self.layout.open else self.text(dtype, dims, axes)
+
     # ------------------------------------------------------------ weights
 
     def stored(self, weight: Weight) -> str:
         """As the weight is kept."""
-        if self.layout.open:
-            return self.hole(weight.dims)
         split = self.layout.split
-        return self.text(
+        return self.chosen(
             self.dtype, weight.dims, {d: split(r, d) for d, r in zip(weight.dims, weight.roles, strict=True)}
         )
 
@@ -85,9 +87,7 @@ class ValueTypes:
     @property
     def residual(self) -> str:
         batch = self.rows.dim
-        if self.layout.open:
-            return self.hole([batch, "L", "E"])
-        return self.text(self.dtype, [batch, "L", "E"], {batch: self.layout.batch, "E": self.layout.residual})
+        return self.chosen(self.dtype, [batch, "L", "E"], {batch: self.layout.batch, "E": self.layout.residual})
 
     def hidden(self, width: str, *, of_experts: bool) -> str | None:
         """Inside a feedforward layer of dimension `width`, or experts; None where it is left to the compiler."""
@@ -102,17 +102,13 @@ class ValueTypes:
         group."""
         groups = self.sending
         letters = [groups.dim(dim) if dim in ("S", "C", "Z") else dim for dim in dims]
-        if self.layout.open:
-            return self.hole([*groups.dims, *letters], dtype)
-        return self.text(dtype, [*groups.dims, *letters], self.layout.groups)
+        return self.chosen(dtype, [*groups.dims, *letters], self.layout.groups)
 
     @property
     def sent(self) -> str:
         """The type of what experts are given: tokens in slots, split over the experts and no more over the groups."""
         groups = self.sending
-        if self.layout.open:
-            return self.hole([*groups.dims, "X", groups.dim("C"), "E"])
-        return self.text(self.dtype, [*groups.dims, "X", groups.dim("C"), "E"], {"X": self.layout.experts or ()})
+        return self.chosen(self.dtype, [*groups.dims, "X", groups.dim("C"), "E"], {"X": self.layout.experts or ()})
 
     @property
     def sending(self) -> TokenGroups:
@@ -172,5 +168,5 @@ class ValueTypes:
         for name, (dtype, last) in kept.items():
             dims = [stack.dim, self.rows.dim, "T", *self.model.attention.key_dims, *last]
             over = self.layout.attention
-            made[name] = self.hole(dims, dtype) if self.layout.open or over is None else self.text(dtype, dims, over)
+            made[name] = self.hole(dims, dtype) if over is None else self.chosen(dtype, dims, over)
         return made

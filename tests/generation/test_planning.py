@@ -157,6 +157,11 @@ def test_options_out_of_range(values: dict[str, Any], message: str) -> None:
     assert caught.value.diagnostics[0].says() == f"{message} [bad-setting]"
 
 
+def test_no_expert_has_room_for_nothing() -> None:
+    with pytest.raises(DiagnosticError, match=r"the capacity of experts is a number above 0, not 0\.0"):
+        PlanOptions(experts="all-to-all", expert_capacity=0.0)
+
+
 def test_a_prefix_is_shared_where_that_saves_calls() -> None:
     long = [(*range(20), 90 + i) for i in range(6)]
     assert shared_prefix(long, rows=2, chunk=5) == 19

@@ -343,6 +343,17 @@ def test_open_demands_the_logits_alone() -> None:
     assert verify(by_bytes(program), Level.EXPLICIT) is None
 
 
+def test_open_says_where_experts_have_all_tokens_after_all() -> None:
+    said = "X=4 is not split over x=3: not divisible, and every expert computes every token"
+    made = import_model(config_of("mixtral"), "open", Mesh.of(x=3), 2, 8, experts="all-to-all")
+    assert made.dropped == (said,)
+    assert f"# {said}.\n" in made.text
+    assert "groups of M rows" not in made.text
+    sent = import_model(config_of("mixtral"), "open", Mesh.of(x=2), 2, 8, experts="all-to-all")
+    assert sent.dropped == ()
+    assert "J groups of M rows and O of Q positions, S tokens" in " ".join(sent.text.replace("\n#", "").split())
+
+
 def test_open_goes_with_no_preset() -> None:
     with pytest.raises(DiagnosticError, match="open stores weights otherwise than ws2d"):
         import_model(config_of("llama-grouped"), "ws2d", Mesh.of(x=2, y=2), 2, 8, cache=32, prefill_layout="open")

@@ -15,7 +15,7 @@ from shardwright.ir.types import DType
 from shardwright.ir.verification.verifier import Level
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
-from shardwright.models.token_groups import ExpertsForm
+from shardwright.models.token_groups import ExpertsForm, check_capacity
 from shardwright.models.value_types import CacheFormat
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
@@ -54,8 +54,7 @@ class PlanOptions:
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise fault("bad-setting", f"{name} is {size}, not 1 or more", NOWHERE)
-        if self.expert_capacity is not None and self.experts != "all-to-all":
-            raise fault("bad-setting", "expert_capacity needs experts='all-to-all'", NOWHERE)
+        check_capacity(self.experts, self.expert_capacity)
         named = (
             ("attention", AttentionOver),
             ("weights", WeightFormat),
