@@ -79,7 +79,7 @@ def place_layouts(
         raise late
     if not found:  # movements that are written split it over more axes, and there is a way between them as well
         everything = replace(options, digit_sets={**options.digit_sets, key: frozenset(program.mesh)})
-        return place_layouts(program, everything, solve, effort, enough)
+        return place_layouts(program, everything, solve, effort, enough, incumbent)
     cheapest = min(found, key=lambda placement: placement.solution.cost)
     is_partial = as_cheap or late is not None
     bound = best.solution.bound if is_partial else min(placement.solution.bound for placement in (*found, *beaten))
