@@ -30,7 +30,7 @@ TARGETS = ("tpu-v4:4x4x4", "tpu-v5p:4x4x4", "tpu-v5e:8x8", "tpu-v6e:8x8", "h100:
 @dataclass(frozen=True)
 class Row:
     """A function on a target. `differs` says which statements' collectives are not as written; `refused`, why there is
-    nothing else to say."""
+    nothing else to say. What the checker of partitioned modules accuses is told there, too."""
 
     example: str
     function: str
@@ -69,6 +69,7 @@ def _row(name: str, target: str, func: FunctionReport) -> Row:
         for c in func.collectives
         if c.bytes_received > c.lower_bound_bytes or not c.statements
     )
+    changed.update(f"{found.instruction} accused: {found.reason}" for found in func.faults)
     arguments, temporary, output = func.argument_bytes or 0, func.temporary_bytes or 0, func.output_bytes or 0
     return Row(
         name,

@@ -27,6 +27,7 @@ from shardwright.backends.hlo.checking.values import (
     told_kind,
 )
 from shardwright.backends.hlo.groups import Groups
+from shardwright.backends.hlo.memory_order import is_tiled
 from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction, SourceFrame, parts_of
 from shardwright.backends.hlo.states import State, has_any, of_sharding, shardings_of, whole
 from shardwright.backends.hlo.tables import Table, decided_by, is_reordered, prime_tables, ranked, varies
@@ -66,6 +67,7 @@ class Checker:
         self.known = _device_digits(self.module)
         self.apart = tuple(range(self.devices))
         self.has_rings = has_rings(self.module)
+        self.is_tiled = is_tiled(self.module)
         entry = self.module.computations[self.module.entry]
         arguments = [i for i in entry.instructions.values() if i.opcode == "parameter"]
         states: dict[int, Value] = {int(i.arguments): self._argument(i) for i in arguments}
@@ -107,7 +109,7 @@ class Checker:
                 step = InstructionStep(self, instruction, operands, computation)
                 return step.fitting(rule(step))
             return InstructionStep(self, instruction, operands, computation).opaque()
-        except (HloError, IndexError, KeyError, ValueError, AttributeError, TypeError):
+        except (HloError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             return self.unknown(instruction.type)  # a form of the instruction that no rule foresees
 
     def within(

@@ -16,6 +16,7 @@ from math import prod
 
 from shardwright.backends.hlo.collectives import CompiledCollective
 from shardwright.backends.hlo.groups import Groups, groups_of
+from shardwright.backends.hlo.memory_order import bitcast_orders
 from shardwright.backends.hlo.module import Computation, HloModule, Instruction
 from shardwright.backends.hlo.trips import Evaluation
 
@@ -28,7 +29,6 @@ _ELEMENTWISE = set(
 _NUMBERS = r"=\{([\d,]*)\}"
 _DIMENSIONS = re.compile(r"\bdimensions" + _NUMBERS)
 _SIZES = re.compile(r"\bdynamic_slice_sizes" + _NUMBERS)
-_LAYOUT = re.compile(r"\]\{([\d,]+)")
 _RANGE = re.compile(r"\[(\d+):(\d+)(?::1)?\]")
 _MOST_DEVICES = 32
 """So many devices are looked at, evenly spread. The bound is that of one of them, and holds whichever it is."""
@@ -226,11 +226,21 @@ def _rearranged(digits: Digits, value: Instruction, user: Instruction) -> Digits
         return None
     if user.opcode == "transpose":
         return tuple(digits[dim] for dim in _listed(_DIMENSIONS, user))
-    before, after = range(len(digits)), range(len(extents))
-    if user.opcode == "bitcast":  # the same bytes in memory
-        before, after = _from_outermost(value, len(digits)), _from_outermost(user, len(extents))
-    regrouped = _regrouped([digit for dim in before for digit in digits[dim]], [extents[dim] for dim in after])
-    return regrouped and tuple(regrouped[list(after).index(dim)] for dim in range(len(extents)))
+    if user.opcode != "bitcast":
+        return _regrouped([digit for dim in digits for digit in dim], extents)
+    orders = bitcast_orders(value, user)
+    if orders is None:
+        return None
+    before, after = orders
+    laid: list[tuple[_Digit, ...]] = [()] * len(before.factors)
+    for dim, places in zip(digits, before.parts(), strict=True):
+        parted = _regrouped(dim, [before.extents[at] for at in places])
+        if parted is None:
+            return None
+        for at, part in zip(places, parted, strict=True):
+            laid[at] = part
+    made = _regrouped([digit for part in laid for digit in part], after.extents)
+    return made and tuple(tuple(digit for at in places for digit in made[at]) for places in after.parts())
 
 
 def _regrouped(digits: Sequence[_Digit], extents: Sequence[int]) -> Digits | None:
@@ -255,12 +265,6 @@ def _regrouped(digits: Sequence[_Digit], extents: Sequence[int]) -> Digits | Non
 
 
 # ---------------------------------------------------------------- text
-
-
-def _from_outermost(instruction: Instruction, rank: int) -> list[int]:
-    """Dimensions as they lie in memory; XLA writes the innermost first."""
-    layout = _LAYOUT.search(instruction.type)
-    return [int(dim) for dim in layout[1].split(",")][::-1] if layout else list(range(rank))
 
 
 def _listed(pattern: re.Pattern[str], instruction: Instruction) -> tuple[int, ...]:

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
+from shardwright.backends.hlo.convolutions import convolution_dims
 from shardwright.backends.hlo.module import Computation, HloModule, Instruction, SourceFrame, arrays_in, parts_of
 from shardwright.backends.hlo.trips import trips_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _INDEX = re.compile(r"\bindex=(\d+)")
 _STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"(\d+)","bytes_accessed":"(\d+)"')
-_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
-_DILATED = re.compile(r"lhs_dilate=([\dx]+)")
 _CUBLAS = 'custom_call_target="__cublas$'
 _DIMS = re.compile(r'\b(lhs|rhs)_(batch|contracting)_dim(?:ension)?s"?[=:][{\[]([\d",]+)')
 _LAID = re.compile(r"\w+\[[\d,]*\](?:\{([\d,]*)(?::T\(([\d,]*)\))?[^}]*?(S\([13]\))?\})?")
@@ -275,26 +274,18 @@ def _dot(around: Computation, dot: Instruction) -> CompiledProduct:
 
 
 def _product(around: Computation, convolution: Instruction) -> CompiledProduct:
-    """The TPU's compiler writes products as convolutions. A spatial dimension is one of the batch where the left
-    operand is dilated along it, one of k where the result has it no more, of n or m where one operand alone has it."""
+    """The TPU's compiler writes products as convolutions; a window counts as a dimension of the left operand."""
     left, right = (around.instructions[name].arrays[0] for name in convolution.operands)
-    labels = _LABELS.search(convolution.attributes)
-    assert labels is not None
-    arrays = (left, right, convolution.arrays[0])
-    in_left, in_right, in_made = (
-        dict(zip(word, array.extents, strict=True)) for word, array in zip(labels.groups(), arrays, strict=True)
-    )
-    dilated = _DILATED.search(convolution.attributes)
-    steps = [int(step) for step in dilated[1].split("x")] if dilated else []
-    count, m, n, k = 1, in_left["b"], in_right["o"], in_right["i"]
-    for at, label in enumerate(sorted(filter(str.isdigit, in_made))):
-        if at < len(steps) and steps[at] > 1:
-            count *= in_made[label]
-        elif in_made[label] == 1:
-            k *= in_right[label]
-        elif in_left[label] == 1:
-            n *= in_made[label]
-        else:
-            m *= in_made[label]
+    dims = convolution_dims(around, convolution)
+    made = dict(zip(dims.made, convolution.arrays[0].extents, strict=True))
+    rows = dict(zip(dims.left, left.extents, strict=True))
+    columns = dict(zip(dims.right, right.extents, strict=True))
+    count, m, n, k = (
+        prod(extents[label] for label in labels)
+        for extents, labels in (
+            (made, dims.batch), (made | {"b": rows["b"]}, "b" + dims.of_left + dims.windows),
+            (made | {"o": columns["o"]}, "o" + dims.of_right), (columns, "i" + dims.summed),
+        )
+    )  # fmt: skip
     widened = sum(array.elements for array in (left, right) if array.bits < max(left.bits, right.bits))
     return CompiledProduct(count, m, n, k, max(left.bits, right.bits), widened)

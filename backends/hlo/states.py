@@ -183,10 +183,12 @@ def tidy(dim: Iterable[Digit], single: Collection[int] = ()) -> Dim:
     for n, where, steps in dim:
         if n == 1 and where not in single:
             continue
-        if merged and merged[-1][1] == where and n > 1:
-            m, _, outer = merged[-1]
-            if where is None or (isinstance(steps, int) and isinstance(outer, int) and outer == n * steps and m > 1):
-                merged[-1] = (m * n, where, 0 if where is None else steps)
+        at = next((i for i in reversed(range(len(merged))) if merged[i][0] > 1), None)
+        if at is not None and merged[at][1] == where and n > 1:
+            m, _, outer = merged[at]
+            if where is None or (isinstance(steps, int) and isinstance(outer, int) and outer == n * steps):
+                joined = (m * n, where, 0 if where is None else steps)
+                merged[at:] = [*merged[at + 1 :], joined]  # those of size 1 between the two lie as well before them
                 continue
         merged.append((n, where, steps))
     return tuple(merged)

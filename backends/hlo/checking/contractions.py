@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.backends.hlo.checking.dimensions import apart, different, hidden_of, joint, together
+from shardwright.backends.hlo.checking.reshaping import reshaped
 from shardwright.backends.hlo.checking.step import CheckedInstruction, told
-from shardwright.backends.hlo.checking.values import (
-    Value,
-)
+from shardwright.backends.hlo.checking.values import Value
+from shardwright.backends.hlo.convolutions import convolution_dims
 from shardwright.backends.hlo.states import (
     Part,
     State,
@@ -36,6 +36,14 @@ class ContractionStep(CheckedInstruction):
         return made[0] if len(made) == 1 and not self.instruction.type.startswith("(") else tuple(made)
 
     def _reduced(self, state: State, gone: set[int], kind: str | None) -> State:
+        ones = [at for at in gone if state.shape[at] == 1]
+        rest = [n for at, n in enumerate(state.shape) if at not in ones]
+        squeezed = reshaped(state, rest) if ones and self.checker.is_tiled else None
+        if squeezed is not None:  # libtpu writes this where a reshape leaves dimensions out
+            gone = {at - sum(one < at for one in ones) for at in gone.difference(ones)}
+            state = squeezed
+        if not gone:
+            return state
         parts = state.parts()
         elastic = state.elastic or any(is_loose(state.dims[at]) and bool(state.dims[at]) for at in gone)
         tables = self.primes(table for at in gone for _, table in parts[at])
@@ -118,25 +126,48 @@ class ContractionStep(CheckedInstruction):
         )
 
     def convolution(self) -> Value:
-        """As a contraction of features; along windows only where nothing is split."""
-        labelled = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", self.text)
-        assert labelled is not None
+        """As a contraction; along windows only where nothing is split."""
         a, b = self.states
-        left, right, out = labelled.groups()
+        of = convolution_dims(self.computation, self.instruction)
         grouped = re.search(r"(?:feature|batch)_group_count=([2-9]|\d\d+)", self.text)
-        spatial = [
-            t for text, s in ((left, a), (right, b)) for at, c in enumerate(text) if c.isdigit() for t in s.split(at)
-        ]
+        if grouped and (a.split(of.left.index("f")) or b.split(of.right.index("i"))):
+            return self.opaque()
+        own, batch, summed = (of.batch, "f" + of.summed, "b" + of.of_left), len(of.batch), 1 + len(of.summed)
+        theirs = (of.batch, "i" + of.summed, "o" + of.of_right)
+        pairs = ([*range(batch)], [*range(batch)]), ([*range(batch, batch + summed)], [*range(batch, batch + summed)])
+        if grouped:
+            none = list[int](), list[int]()
+            own, theirs, pairs = ("", "", own[2]), ("", "", theirs[2]), (none, none)
         made = self._contracted(
-            replace(a, dims=tuple(a.dims[left.index(c)] for c in "bf")),
-            replace(b, dims=tuple(b.dims[right.index(c)] for c in "io")),
-            ([], []), ([1], [0]) if not grouped else ([], []),
-        )  # fmt: skip
-        if grouped and (a.split(left.index("f")) or b.split(right.index("i"))):
-            return self.opaque_like(made)
-        ends = {"b": made.dims[0], "f": made.dims[-1]}
-        dims = [ends.get(c) or whole_digit(n) for c, n in zip(out, self.shape, strict=True)]
-        return placed(dims, made, open=made.open | frozenset(spatial))
+            replace(a, dims=tuple(a.dims[of.left.index(label)] for label in "".join(own))),
+            replace(b, dims=tuple(b.dims[of.right.index(label)] for label in "".join(theirs))),
+            *pairs,
+        )
+        kept = own[0] + own[2] + theirs[2].replace("o", "f")
+        if len(made.dims) != len(kept):
+            return made  # a fault
+        dims = [
+            made.dims[kept.index(c)] if c in kept else whole_digit(n) for c, n in zip(of.made, self.shape, strict=True)
+        ]
+        away = {t for c in of.windows for s, labels in ((a, of.left), (b, of.right)) for t in s.split(labels.index(c))}
+        return placed(dims, made, open=made.open | away)
+
+    def attention(self) -> Value:
+        """The kernel of emitted modules (`attend_on_tpu`): queries [N, M, D], keys and values [N or fewer, positions, D
+        or W] are the third operand and the two after it; the mean [N, M, W] and the logarithm [N, 1, M]."""
+        q, k, v = self.states[2:5]
+        if k.split(1) or v.split(1):
+            return self.opaque()  # a partial softmax
+        mean = self._attended(self._attended(q, k, 2), v, 1)
+        return mean, placed([q.dims[0], (), q.dims[1]], q)
+
+    def _attended(self, rows: State, cache: State, summed: int) -> State:
+        """Rows [N, M, x] times keys or values; where these have fewer groups, several rows have the same."""
+        if rows.sums and not rows.open and not rows.elastic:
+            return self.fault(self.used_as_whole(rows))
+        if extent(cache.dims[0]) == extent(rows.dims[0]):
+            return self._contracted(rows, cache, ([0], [0]), ([2], [summed]))
+        return self._contracted(rows, replace(cache, dims=cache.dims[1:]), ([], []), ([2], [summed - 1]))
 
     def gather(self) -> Value:
         """Rows of a table: where a dimension that is looked up is split, each device has the rows of its block, which

@@ -154,6 +154,11 @@ class Joint:
     clash: int | None = None
     along: set[Table] = field(default_factory=set[Table])
 
+    @property
+    def prefers_b(self) -> bool:
+        """Tells whether more is known of the second operand."""
+        return bool(self.a.open) and not self.b.open
+
 
 def joint(a: State, b: State, pairs: Sequence[tuple[int, int]], *, summed: bool = False) -> Joint:
     """The dimensions that `pairs` of two operands' dimensions make, of a contraction where they are `summed`."""
@@ -182,7 +187,7 @@ def _joined(mine: Sequence[Part], theirs: Sequence[Part], made: Joint, at: int) 
             made.clash = at if made.clash is None else made.clash
             tables = [different(part) for part in (*one.parts, *other.parts)]
             made.along |= {t for table in tables if table for t in prime_tables(table)}
-            place = one if one.blocks else other
+            place = other if made.prefers_b or not one.blocks else one
         chosen.extend(place.parts)
     return chosen
 
@@ -198,7 +203,9 @@ def _chosen(one: Place, other: Place, made: Joint) -> Place | None:
         return other if one.is_constant else one
     soft = a in made.a.soft, b in made.b.soft
     if (one.blocks, one.inner) == (other.blocks, other.inner):
-        doubtful = soft[0] or a is None or a in made.a.displaced or not isinstance(one.part[0][2], int)
+        doubtful = (
+            made.prefers_b or soft[0] or a is None or a in made.a.displaced or not isinstance(one.part[0][2], int)
+        )
         return other if doubtful else one
     if one.blocks == other.blocks and not (one.inner and other.inner):
         made.hidden[new_coordinate()] = one.inner or other.inner or ()  # an index that a slice has picked
@@ -210,15 +217,17 @@ def _with_outer(one: Place, other: Place, made: Joint, soft: tuple[bool, bool]) 
     """The one of two places of different blocks that says less, where the blocks of the other one may be of a dimension
     of extent 1 beside it, which one operand shows elsewhere or has lost."""
     lost = [state.hidden if made.summed else state.detached for state in (made.b, made.a)]
-    sides = ((one, other, soft[0], lost[0]), (other, one, soft[1], lost[1]))
-    for mine, theirs, is_soft, beside in sides:
+    sides = ((one, other, soft[0], lost[0], made.b), (other, one, soft[1], lost[1], made.a))
+    for mine, theirs, is_soft, beside, theirs_whole in sides:
         if mine.inner or theirs.inner or not mine.blocks:
             continue
         if not theirs.blocks and decided_by(mine.blocks, beside):
             return mine
         outer = _outside(mine.blocks, theirs.blocks) if is_soft else None
         if outer:
-            made.hidden[new_coordinate()] = outer
+            told = theirs_whole.hidden | {ranked(table) for table in made.hidden.values() if table}
+            rest = [table for table in prime_tables(outer) if not decided_by(table, told)] if told else [outer]
+            made.hidden |= {new_coordinate(): table for table in rest}
             return theirs
     return None
 
@@ -299,9 +308,10 @@ def parted(tables: Iterable[Table]) -> Table | None:
     return tuple(rows.index(row) for row in rows) if rows else None
 
 
-def may_be_addends(state: State, tables: Iterable[Table]) -> bool:
-    """Tells whether a value that is no sum yet may be addends along these tables."""
-    return bool(state.hidden) and not state.sums and all(decided_by(t, state.hidden) for t in tables)
+def may_be_addends(state: State, tables: frozenset[Table]) -> bool:
+    """Tells whether a value that is no sum over these tables yet, or over some of them, may be addends along them."""
+    rest = tables - state.sums
+    return bool(rest) and state.sums <= tables and all(decided_by(t, state.hidden) for t in rest)
 
 
 def nonzero(counts: Mapping[str, int]) -> frozenset[tuple[str, int]]:

@@ -68,6 +68,8 @@ class ElementwiseStep(CheckedInstruction):
         if waiting and self.instruction.opcode == "compare" and all(s.constant or (s.sums and s.scale) for s in states):
             # Whether a softmax over a device's own part has any weight, which it asks before it divides by it.
             return result.but(open=result.open.union(*(state.sums for state in waiting)))
+        if waiting and self.instruction.opcode == "maximum" and all(map(self._is_padded, self.instruction.operands)):
+            return result.but(partial=states[0].partial)  # parts put side by side
         if waiting and not result.open and not any(state.elastic for state in waiting):
             return self.fault(self.used_as_whole(waiting[0]))
         scaled = [state for state in states if state.scale or state.shift]
@@ -85,6 +87,18 @@ class ElementwiseStep(CheckedInstruction):
             if rest or self.instruction.opcode in {"compare", "is-finite"}:
                 return result.but(open=result.open | {table for _, table in maxima})
         return result.but(partial=maxima, constant=result.constant, elastic=False)
+
+    def _with_addends(self, result: State, waiting: State) -> State:
+        """A sum that is still to be made and what turns out to be addends, of which each device has one index."""
+        starts = [(w, t) for w, t in result.starts if w in result.shown or not decided_by(t, waiting.sums)]
+        return result.but(partial=waiting.partial, scale=waiting.scale, starts=frozenset(starts))
+
+    def _is_padded(self, name: str) -> bool:
+        """Tells whether a value is one that is padded, in whatever format."""
+        made = self.computation.instructions[name]
+        while made.opcode in {"convert", "copy", "bitcast"}:
+            made = self.computation.instructions[made.operands[0]]
+        return made.opcode == "pad"
 
     def linear(self) -> Value:
         """Copies, negation and narrowing: all as it is."""
@@ -114,8 +128,10 @@ class ElementwiseStep(CheckedInstruction):
         if a.maxima or b.maxima or a.shift or b.shift:
             return self._shifted(a, b, result)
         if parted(a.sums) != parted(b.sums) or a.scale != b.scale:
-            loose = a.elastic or b.elastic or may_be_addends(a, b.sums) or may_be_addends(b, a.sums)
-            if not result.open and not loose:
+            for one, other in ((a, b), (b, a)):
+                if not result.open and other.sums and one.scale == other.scale and may_be_addends(one, other.sums):
+                    return self._with_addends(result, other)
+            if not result.open and not a.elastic and not b.elastic:
                 one, other = (a, b) if a.sums or a.scale else (b, a)
                 return self.fault(
                     f"{self.instruction.opcode} of a sum over {self.checker.along(one.sums or one.tables)} that is "

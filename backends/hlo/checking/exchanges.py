@@ -16,7 +16,7 @@ from shardwright.backends.hlo.checking.values import (
 )
 from shardwright.backends.hlo.collectives import goes_on
 from shardwright.backends.hlo.groups import Groups, groups_of, pairs_of
-from shardwright.backends.hlo.states import State, extent, is_loose, moved, of_number, placed, whole_digit
+from shardwright.backends.hlo.states import State, extent, is_loose, moved, of_number, placed, whole, whole_digit
 from shardwright.backends.hlo.tables import (
     Table,
     alike_in,
@@ -56,6 +56,10 @@ class ExchangeStep(CheckedInstruction):
         if split and not state.elastic:
             return self.fault(f"{name} different blocks over {over}: the value is split along "
                               f"{self.checker.along(split)} there")  # fmt: skip
+        if any(varies(t, groups) for t in state.open):
+            shown = state.shown
+        if not state.elastic and any(varies(t, groups) for where, t in state.starts if where in shown):
+            return State(whole(state.shape), open=frozenset({self.checker.apart}))  # a gather of what each has written
         if not doubt:
             wrong = [t for k, t in state.partial if k != kind and varies(t, groups)]
             if wrong:
@@ -89,7 +93,10 @@ class ExchangeStep(CheckedInstruction):
         return None
 
     def _equalled(self, state: State, groups: Groups) -> State:
-        """Nothing differs within groups any more."""
+        """Nothing differs within groups any more. Of what libtpu makes of an exchange, writing at places of tables and
+        adding up, it stays unknown."""
+        if self.checker.is_tiled and state.open:
+            return State(whole(state.shape), open=frozenset({self.checker.apart}))
         made = state.but(
             starts=frozenset((where, firsts(t, groups) if varies(t, groups) else t) for where, t in state.starts),
             partial=frozenset(each for each in state.partial if not varies(each[1], groups)),
@@ -147,10 +154,10 @@ class ExchangeStep(CheckedInstruction):
             return self.fault(reason)
         first = self._members([state], groups)[0]
         left = self._equalled(state, groups).but(starts=first.starts)
-        if made.reason is None:
+        if made.reason is None and not (made.is_constant and any(varies(t, groups) for t in state.open)):
             return led(left, axis, made)
         dims = [d if at != axis else whole_digit(len(groups[0]) * extent(d)) for at, d in enumerate(left.dims)]
-        return placed(dims, left, open=left.open | {self.checker.apart})
+        return placed(dims, left, open=left.open | ({self.checker.apart} if made.reason else frozenset[Table]()))
 
     def _ungathered(self, state: State, groups: Groups, axis: int, made: Succession) -> str | None:
         """Why the members of groups do not have the blocks of a dimension, one after the other."""
@@ -162,7 +169,8 @@ class ExchangeStep(CheckedInstruction):
         if made.is_constant and extent(dim) > 1:  # of one index, it may be a broadcast
             return f"gathers equal blocks over {over}: dimension {axis} is {told(state, axis, self.checker)}"
         own = {where for _, where, _ in dim}
-        if extent(dim) > 1 and not own & made.coordinates:  # of one index, it may be a dimension that is made for it
+        tiled = self.checker.is_tiled  # libtpu gathers in whatever dimension suits its tiles, and reshapes
+        if extent(dim) > 1 and not own & made.coordinates and not tiled:  # of one index, it may be made for this
             for at, other in enumerate(state.dims):
                 if any(n > 1 and where in made.coordinates for n, where, _ in other):
                     return f"gathers blocks of dimension {at} over {over} in dimension {axis}"

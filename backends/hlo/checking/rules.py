@@ -15,6 +15,14 @@ from shardwright.backends.hlo.checking.values import Value
 class InstructionStep(ElementwiseStep, ShapeStep, ContractionStep, ExchangeStep, ControlStep):
     """An instruction of any opcode."""
 
+    def custom_call(self) -> Value:
+        """Those that libtpu makes of slices, and our own kernel; nothing is known of others."""
+        if '"ConcatBitcast"' in self.instruction.attributes:
+            return self.joined_slices()
+        if '"tpu_custom_call"' in self.instruction.attributes and self.instruction.name.startswith("attend"):
+            return self.attention()
+        return self.opaque()
+
 
 Step = InstructionStep
 
@@ -41,7 +49,8 @@ RULES: dict[str, Callable[[InstructionStep], Value]] = {
         (Step.transpose, "transpose"),
         (Step.reshape, "reshape"),
         (Step.bitcast, "bitcast"),
-        (Step.slice, "slice"),
+        (Step.custom_call, "custom-call"),
+        (Step.slice, "slice slice-done"),
         (Step.dynamic_slice, "dynamic-slice"),
         (Step.dynamic_update_slice, "dynamic-update-slice"),
         (Step.concatenate, "concatenate"),
@@ -64,8 +73,8 @@ RULES: dict[str, Callable[[InstructionStep], Value]] = {
         (Step.element, "get-tuple-element"),
         (
             Step.same,
-            "all-reduce-done all-gather-done collective-permute-done copy-start copy-done async-done async-update "
-            "opt-barrier optimization-barrier",
+            "all-reduce-done all-gather-done collective-permute-done copy-start copy-done slice-start async-done "
+            "async-update opt-barrier optimization-barrier",
         ),
         (Step.call, "fusion call async-start"),
         (Step.conditional, "conditional"),

@@ -13,12 +13,9 @@ from shardwright.backends.hlo.checking.dimensions import apart, different, joint
 from shardwright.backends.hlo.checking.pieces import joined_pieces
 from shardwright.backends.hlo.checking.reshaping import cut, reshaped
 from shardwright.backends.hlo.checking.step import CheckedInstruction
-from shardwright.backends.hlo.checking.values import (
-    Value,
-    order_of,
-    parsed,
-    shape_of,
-)
+from shardwright.backends.hlo.checking.values import Value, parsed
+from shardwright.backends.hlo.memory_order import bitcast_orders
+from shardwright.backends.hlo.module import Instruction
 from shardwright.backends.hlo.states import (
     Digit,
     Part,
@@ -52,6 +49,8 @@ class ShapeStep(CheckedInstruction):
 
     def constant(self) -> Value:
         text = self.instruction.arguments
+        if "..." in text:  # more than the compiler writes
+            return State(whole(self.shape), elastic=True)
         words = re.findall(r"[^\s{},]+", text)
         shape, dtype = self.shape, self.instruction.type.partition("[")[0]
         size = math.prod(shape)
@@ -94,19 +93,55 @@ class ShapeStep(CheckedInstruction):
         return made if made is not None else self.opaque_like(self.states[0])
 
     def bitcast(self) -> Value:
-        """Through the order in memory: a transposition, a reshape and a transposition."""
-        operand = self.computation.instructions[self.instruction.operands[0]].type
-        if shape_of(operand) == self.shape and order_of(operand) == order_of(self.instruction.type):
-            return self.states[0]
-        new_order = order_of(self.instruction.type)
-        physical = permuted(self.states[0], order_of(operand))
-        made = reshaped(physical, [self.shape[at] for at in new_order])
+        """The same elements in the order in which they lie in memory, under another shape."""
+        return self._as_they_lie(self.states[0], self.computation.instructions[self.instruction.operands[0]])
+
+    def joined_slices(self) -> Value:
+        """The slices of one array brought together again, under another shape."""
+        instructions = self.computation.instructions
+        ends = [instructions[name] for name in self.instruction.operands]
+        if any(end.opcode != "slice-done" for end in ends):
+            return self.opaque()
+        source = instructions[instructions[ends[0].operands[0]].operands[0]]
+        whole_shape = source.arrays[0].extents
+        cut = [at for at, n in enumerate(whole_shape) if self.states[0].shape[at] != n]
+        joined = joined_pieces(self.states, cut[0]) if len(cut) == 1 else None
+        if joined is None or joined.shape != whole_shape:
+            return self.opaque()
+        return self._as_they_lie(joined, source)
+
+    def _as_they_lie(self, state: State, operand: Instruction) -> Value:
+        orders = bitcast_orders(operand, self.instruction)
+        if orders is None:
+            return self.opaque_like(state)
+        before, after = orders
+        if before == after:
+            return state
+        parts = before.parts()
+        if before.rank > len(state.dims):
+            state = placed([*state.dims, any_digit(before.extents[-1])], state)
+        parted = reshaped(state, [before.extents[at] for places in parts for at in places])
+        if parted is None:
+            return self.opaque_like(state)
+        logical = [at for places in parts for at in places]
+        made = reshaped(permuted(parted, [logical.index(at) for at in range(len(logical))]), after.extents)
         if made is None:
-            return self.opaque_like(self.states[0])
-        return permuted(made, [new_order.index(at) for at in range(len(new_order))])
+            return self.opaque_like(state)
+        made = permuted(made, [at for places in after.parts() for at in places])
+        if after.rank > len(self.shape):
+            if any(where is not None for _, where, _ in made.dims[-1]):
+                return self.opaque_like(state)
+            made = placed(made.dims[:-1], made)
+        joined = reshaped(made, self.shape)
+        return joined if joined is not None else self.opaque_like(state)
 
     def slice(self) -> Value:
-        ranges = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", self.attribute(r"slice=\{([^}]*)\}"))
+        """Also the end of one that went on beside what came before, whose start has the ranges."""
+        text = self.text
+        if self.instruction.opcode == "slice-done":
+            text = self.computation.instructions[self.instruction.operands[0]].attributes
+        found = re.search(r"\bslice=\{([^}]*)\}", text)
+        ranges = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", found[1] if found else "")
         bounds = [slice(int(a), int(b), int(c or 1)) for a, b, c in ranges]
         state = self.states[0]
         number = state.number
@@ -213,7 +248,7 @@ class ShapeStep(CheckedInstruction):
                 begins = begins[:1]  # the same on all devices, or each device's own place in its block
             if begins is not None and len(set(begins)) > 1:
                 if operand.zero:
-                    made.parts.append(self._spread(new, begins, extent(operand.dims[at]), made.hidden))
+                    made.parts.append(self._spread(new, begins, extent(operand.dims[at]), update, made.hidden))
                     made.addends |= self.primes([tuple(begins)])
                     continue
                 made.away |= {labels(np.array(begins))}
@@ -234,29 +269,29 @@ class ShapeStep(CheckedInstruction):
 
     def _kept(self, old: list[Part], new: Sequence[Part], held: int) -> list[Part]:
         """The digits of a dimension into part of which an update is written."""
+        if not is_loose(digit for digit, _ in old):
+            return old
         tables = [t for part in new for t in [different(part)] if t]
-        if tables and is_loose(digit for digit, _ in old):
-            return [((held, new_coordinate(), 1), ranked(tables[0]))]
-        return old
+        return [((held, new_coordinate(), 1), ranked(tables[0]) if tables else None)]
 
-    def _spread(self, piece: Sequence[Part], begins: Sequence[int], held: int, hidden: dict[int, Table]) -> list[Part]:
+    def _spread(
+        self, piece: Sequence[Part], begins: Sequence[int], held: int, update: State, hidden: dict[int, Table]
+    ) -> list[Part]:
         """The digits of zeros into which each device has written its piece at its own place."""
         n = extent(digit for digit, _ in piece)
         if len(piece) == 1 and isinstance(piece[0][0][2], int) and piece[0][0][1] is not None and n > 1:
             (_, where, step), part = piece[0]
             assert isinstance(step, int)
             return [((held, where, step), plus(part or (0,) * len(begins), begins, -step))]
-        own = [where for where, table in hidden.items() if ranked(table) == ranked(tuple(begins))]
-        if n == 1 and own:
-            table = hidden.pop(own[0])
-            return [((held, own[0], self._pace(table, begins)), (0,) * len(begins))]
+        for where, table in (*hidden.items(), *update.starts) if n == 1 else ():
+            step = _pace(table, begins)
+            if step is None:
+                continue
+            if where not in hidden:  # of a coordinate that goes on within the piece
+                return [((held, where, step), tuple(-step * n for n in begins))]
+            rest = plus(hidden.pop(where), begins, -step)
+            return [((held, where, step), rest)]
         return [((held, None if is_loose(digit for digit, _ in piece) else new_coordinate(), 1), None)]
-
-    def _pace(self, table: Table, begins: Sequence[int]) -> int:
-        """The step of a coordinate from one place to the next."""
-        first = min(range(len(table)), key=lambda d: begins[d])
-        last = max(range(len(table)), key=lambda d: begins[d])
-        return max(1, (table[last] - table[first]) // (begins[last] - begins[first]))
 
     def concatenate(self) -> Value:
         axis = self.numbers("dimensions")[0]
@@ -313,14 +348,28 @@ class ShapeStep(CheckedInstruction):
         return ranked(tuple(map(sum, zip(*tables, strict=True)))) if tables else None
 
     def pad(self) -> Value:
-        state = self.states[0]
-        dims = [self._padded(dim, n) for dim, n in zip(state.dims, self.shape, strict=True)]
-        return placed(dims, state, zero=state.zero and self.states[1].zero)
-
-    def _padded(self, dim: Sequence[Digit], n: int) -> Sequence[Digit]:
-        if extent(dim) == n or is_loose(dim):
-            return dim if extent(dim) == n else any_digit(n)
-        return [(n, dim[0][1], dim[-1][2])]
+        state, starts = self.states[0], dict(self.states[0].starts)
+        edges = [int(low) for low in re.findall(r"(-?\d+)_-?\d+(?:_\d+)?", self.attribute(r"padding=([-\d_x]+)"))]
+        dims: list[Sequence[Digit]] = []
+        for dim, n, low in zip(state.dims, self.shape, edges, strict=True):
+            if extent(dim) == n or is_loose(dim):
+                dims.append(dim if extent(dim) == n else any_digit(n))
+                continue
+            _, where, steps = dim[-1]
+            if low and where is not None and isinstance(steps, int):  # what was first lies further on
+                starts[where] = plus(starts.get(where, (0,) * self.devices), (low,) * self.devices, -steps)
+            dims.append([(n, dim[0][1], steps)])
+        starts = {where: plus(t, (-min(t),) * len(t)) if min(t) < 0 else t for where, t in starts.items()}
+        return placed(dims, state, starts=frozenset(starts.items()), zero=state.zero and self.states[1].zero)
 
     def reverse(self) -> Value:
         return self.states[0].but()
+
+
+def _pace(table: Table, begins: Sequence[int]) -> int | None:
+    """The step of a coordinate from one place to the next; None where its starts do not go by it."""
+    starts = {at: sorted({n for n, begin in zip(table, begins, strict=True) if begin == at}) for at in set(begins)}
+    first, second, *_ = sorted(starts)
+    step, rest = divmod(starts[second][0] - starts[first][0], second - first)
+    even = all(own == [n + (at - first) * step for n in starts[first]] for at, own in starts.items())
+    return step if even and step > 0 and not rest else None

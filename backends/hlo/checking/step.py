@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 KINDS = ("add", "maximum", "minimum")
 IN_FLIGHT = ("all-gather-start", "collective-permute-start", "async-start", "async-update", "copy-start",
-              "all-reduce-start", "custom-call", "reduce-scatter-start", "all-to-all-start")  # fmt: skip
+              "all-reduce-start", "custom-call", "reduce-scatter-start", "all-to-all-start", "slice-start")  # fmt: skip
 """Their types hold more than their results."""
 PASSING = ("tuple", "get-tuple-element", "fusion", "call", "while", "conditional")
 
@@ -89,7 +89,8 @@ class CheckedInstruction:
         if addends:
             along = self.checker.along(addends)
             return f"takes blocks along {along} of a sum over {along} that is still to be made"
-        twice = dependent([ranked(table) for _, table in state.starts if differs(table)])
+        firm = [table for where, table in state.starts if not self.checker.is_tiled or where not in state.soft]
+        twice = dependent([ranked(table) for table in firm if differs(table)])
         if twice:
             along = self.checker.along(twice)
             return f"splits along {along} what differs along {along} already"

@@ -52,12 +52,6 @@ def shape_of(type_text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in found[1].split(",") if n) if found else ()
 
 
-def order_of(type_text: str) -> list[int]:
-    """The dimensions from major to minor, as they lie in memory."""
-    found = re.search(r"\]\{([\d,]+)", type_text)
-    return [int(n) for n in found[1].split(",")][::-1] if found else list(range(len(shape_of(type_text))))
-
-
 def braced(text: str) -> str:
     """The text up to the bracket that closes its first one."""
     depth = 0
