@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, block_start, reshaped, transposed, tuple_text
 from shardwright.backends.jax.terms import Lowering
-from shardwright.backends.jax.tiled_forms import AddendExchange, Front, gather_form, scatter_form
+from shardwright.backends.jax.tiled_forms import AddendExchange, gather_form, scatter_form
 from shardwright.backends.simulation.digit_factors import Digits, Factor, leads
 from shardwright.cost.movements.exchange import Table, exchange_of
 from shardwright.ir import ops
@@ -183,15 +183,16 @@ class _Plan:
     def inputs(self) -> list[Factor]:
         return [factor for factor in self.flat if factor.fate != "arrives"]
 
-    def to_front(self, code: str, axes: Sequence[str]) -> tuple[str, list[int]]:
-        """The array as [digits that leave, what stays factor by factor] and its shape, the digits as one dimension."""
+    def to_front(self, code: str, axes: Sequence[str], part: Sequence[int] | None = None) -> tuple[str, list[int]]:
+        """The array as [digits that leave, what stays] and its shape, the digits as one dimension; what stays factor by
+        factor, or in the shape of a part."""
         factors = self.inputs()
         code = reshaped(code, self.local, [factor.size for factor in factors])
         leaving = [i for axis in axes for i, f in enumerate(factors) if f.axis == axis]
         staying = [i for i, f in enumerate(factors) if f.fate == "stays"]
         code = transposed(code, [*leaving, *staying])
         chips = self.mesh.product(axes)
-        shape = [chips, *(factors[i].size for i in staying)]
+        shape = [chips, *([factors[i].size for i in staying] if part is None else part)]
         return reshaped(code, [factors[i].size for i in (*leaving, *staying)], shape), shape
 
     def into_place(self, code: str, axes: Sequence[str], shape: Sequence[int]) -> str:
@@ -220,9 +221,8 @@ class _Plan:
                 return f"lax.all_gather({code}, {axes_text(axes)}, axis={at}, tiled=True, to='invarying')"
             gathered = f"lax.all_gather({code}.reshape{rows}, {axes_text(axes)}, to='invarying')"
             return f"{gathered}.reshape{tuple_text([*map(str, self.result)])}"
-        stays = [factor.size for factor in self.flat if factor.fate == "stays"]
-        gathered = f"lax.all_gather({reshaped(code, self.local, stays)}, {axes_text(axes)}, to='invarying')"
-        return self.into_place(gathered, axes, [self.mesh.product(axes), *stays])
+        gathered = f"lax.all_gather({code}, {axes_text(axes)}, to='invarying')"
+        return self.into_place(gathered, axes, [self.mesh.product(axes), *self.local])
 
     def reduce_scatter(self, code: str, named: Sequence[str], lowering: Lowering) -> str:
         axes = self.axes(named)
@@ -232,32 +232,32 @@ class _Plan:
         return _through_integers(self.before.dtype, code, lambda c: self._sum_scatter(c, axes, lowering))
 
     def _sum_scatter(self, code: str, axes: Sequence[str], lowering: Lowering) -> str:
-        at = self.only()
-        if at is not None and leads(self.rows[at], "leaves"):
-            if (tile := lowering.forms.tile) is not None:
-                form = scatter_form(self.local, at, self.mesh.product(axes), tile)
-                if isinstance(form, AddendExchange):
-                    return self._exchanged(code, axes, "jnp.sum")
-                if form is not None:
-                    lowering.use_helper("scattered_in_front")
-                    return self._in_front(code, axes, at, form)
-                several = [n for i, n in enumerate(self.local) if n > 1 or i == at]
-                call = f"{axes_text(axes)}, scatter_dimension={sum(n > 1 for n in self.local[:at])}, tiled=True"
-                scattered = f"lax.psum_scatter({reshaped(code, self.local, several)}, {call})"
-                return (
-                    scattered if several == self.local else f"{scattered}.reshape{tuple_text([*map(str, self.result)])}"
-                )
-            return f"lax.psum_scatter({code}, {axes_text(axes)}, scatter_dimension={at}, tiled=True)"
-        front, shape = self.to_front(code, axes)
-        return reshaped(f"lax.psum_scatter({front}, {axes_text(axes)}, scatter_dimension=0)", shape[1:], self.result)
-
-    def _in_front(self, code: str, axes: Sequence[str], at: int, form: Front) -> str:
-        cut = [*self.local[:at], self.mesh.product(axes), *self.result[at:]] if form.blocks else self.local
-        call = f"{axes_text(axes)}, {at}, {form.shape}, {form.order}"
-        if form.blocks:
-            code = f"lax.optimization_barrier({code})"
-        scattered = f"scattered_in_front({reshaped(code, self.local, cut)}, {call})"
-        return f"{scattered}.reshape({', '.join(map(str, self.result))})" if form.blocks else scattered
+        at, chips, tile = self.only(), self.mesh.product(axes), lowering.forms.tile
+        local, result, parts = self.local, self.result, code
+        if at is None or not leads(self.rows[at], "leaves"):  # each chip's part is brought to the front
+            if tile is None:
+                front, shape = self.to_front(code, axes)
+                scattered = f"lax.psum_scatter({front}, {axes_text(axes)}, scatter_dimension=0)"
+                return reshaped(scattered, shape[1:], result)
+            parts, local = self.to_front(code, axes, result)
+            at, result = 0, [1, *result]
+        if tile is None:
+            return f"lax.psum_scatter({parts}, {axes_text(axes)}, scatter_dimension={at}, tiled=True)"
+        form = scatter_form(local, at, chips, tile)
+        if isinstance(form, AddendExchange):
+            return self._exchanged(code, axes, "jnp.sum")
+        if form is not None:
+            lowering.use_helper("scattered_in_front")
+            cut = [*local[:at], chips, *result[at:]] if form.blocks else local
+            if form.blocks:
+                parts = f"lax.optimization_barrier({parts})"
+            call = f"{axes_text(axes)}, {at}, {form.shape}, {form.order}"
+            made = f"scattered_in_front({reshaped(parts, local, cut)}, {call})"
+            return reshaped(made, [*result[:at], 1, *result[at:]] if form.blocks else result, self.result)
+        several = [n for i, n in enumerate(local) if n > 1 or i == at]
+        call = f"{axes_text(axes)}, scatter_dimension={sum(n > 1 for n in local[:at])}, tiled=True"
+        scattered = f"lax.psum_scatter({reshaped(parts, local, several)}, {call})"
+        return reshaped(scattered, [n for i, n in enumerate(result) if local[i] > 1 or i == at], self.result)
 
     def _exchanged(self, code: str, axes: Sequence[str], combine: str) -> str:
         """Each chip gets everyone's part of its own, and combines them."""

@@ -36,8 +36,8 @@ class SplitCollectives(Pass):
         y: BE_xyz = reduce_scatter[yz -> E](y_scattered)
 
     Each is on one dimension. A gather begins with the least significant digits, a scatter with the most significant,
-    so that what lies between is contiguous blocks too. What a chip receives in all is the same. What is strided stays
-    as it is, and axes of a single chip count for nothing; 0 is any number of axes. Takes explicit programs, after
+    so that what lies between is contiguous blocks too. What a chip receives in all is the same. A dimension that is
+    strided is one step, and axes of a single chip count for nothing; 0 is any number of axes. Takes explicit programs, after
     everything else; `--target` runs it where the target's compiler makes something dearer of such collectives
     (docs/reference/targets.md).
     """
@@ -86,12 +86,14 @@ class SplitCollectives(Pass):
         gathers = isinstance(operation, AllGather)
         most, split = (self.gathers, before) if gathers else (self.scatters, after)
         named = {axis for axis in operation.named_axes if mesh[axis] > 1}
-        if len(named) <= (most or len(named)) or strided_dims(split, orders, mesh):
+        if len(named) <= (most or len(named)):
             return [operation]
         groups: list[set[str]] = []
+        strided = strided_dims(split, orders, mesh)
         for dim, own in reversed(list(zip(split.names, split.splits, strict=True))):
             axes = [axis for axis in blocks_order(orders.get(dim, ()), own, mesh) if axis in named]
-            groups += [set(axes[max(0, end - most) : end]) for end in range(len(axes), 0, -most)]
+            step = len(axes) or 1 if dim in strided else most
+            groups += [set(axes[max(0, end - step) : end]) for end in range(len(axes), 0, -step)]
         groups[0].update(axis for axis in operation.named_axes if mesh[axis] == 1)
         if isinstance(operation, AllGather):
             first, *others = groups
