@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -13,6 +14,9 @@ from shardwright.models.description import Feedforward, Latent, Model, Norm, Rot
 from shardwright.models.experts import replicated, returned, routed, sent
 from shardwright.models.value_types import ValueTypes
 from shardwright.models.weights import Weight
+
+_GATHERED = re.compile(r"\b(\w+)_gathered\b")
+"""The names of weights in a line that reads what the layout gathers of them."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,17 @@ class Layer:
         return self.padded and self.types.groups is not None and self.types.groups.bounded
 
     def lines(self) -> list[str]:
-        """From `h`, the residual stream, to the next."""
-        return self.parallel_block() if self.model.parallel else self.serial_block()
+        """From `h`, the residual stream, to the next. What the layout gathers of a weight is gathered where it is first
+        read, so that no more of them are held at once than have to be."""
+        made, gathered = list[str](), set[str]()
+        for line in self.parallel_block() if self.model.parallel else self.serial_block():
+            for name in _GATHERED.findall(line):
+                if name not in gathered:
+                    gathered.add(name)
+                    used = self.types.used(self.weights[self.own(name)])
+                    made.append(f"    {name}_gathered: {used} = {self.own(name)}")
+            made.append(line)
+        return made
 
     def parallel_block(self) -> list[str]:
         norm = self.model.norm
@@ -97,11 +110,6 @@ class Layer:
             operands += [weight, f"{weight}_offset"] if norm.offset else [weight]
         return [*lines, f"{indent}{name} = {norm.kind}[{dims}, eps={number(norm.eps)}]({', '.join(operands)})"]
 
-    def gathered(self, *names: str) -> list[str]:
-        """The weights as they are used, where the layout gathers them."""
-        lines = [(name, self.types.used(self.weights[self.own(name)])) for name in names]
-        return [f"    {name}_gathered: {used} = {self.own(name)}" for name, used in lines if used is not None]
-
     def own(self, name: str) -> str:
         """The name of a weight of the stack's layers, or of the model."""
         own = f"{self.stack.prefix}{name}"
@@ -128,7 +136,7 @@ class Layer:
             name: self.projected(source, weight, bias)
             for name, weight, bias in (("q", "wq", "bq"), ("k", "wk", "bk"), ("v", "wv", "bv"))
         }
-        lines = ["", f"    # {capital(attention.title)}.", *self.gathered("wq", "wk", "wv", "wo")]
+        lines = ["", f"    # {capital(attention.title)}."]
         if attention.head_norm is not None:
             for name, numbered in (("q", heads), ("k", "".join(attention.key_dims))):
                 lines.append(f"    {name}_raw = {projections[name]}")
@@ -158,9 +166,6 @@ class Layer:
         lines = [
             "",
             f"    # {capital(attention.title)}.",
-            *self.gathered(
-                *(["w_dq"] if latent.queries else []), "w_uq", "w_qr", "w_dkv", "w_kr", "w_uk", "w_uv", "wo"
-            ),
             f"    kv_down = {self.projected(source, 'w_dkv')}",
             *self.normed("latent", "kv_down", "kv_latent_norm", latent.norm, "I"),
             f"    k_turned = {self.turned(self.projected(source, 'w_kr'), 'D2')}",
@@ -286,7 +291,7 @@ class Layer:
         """`fed` of the normed residual stream."""
         feedforward, types = self.stack.feedforward, self.types
         experts, sending, routes = feedforward.experts, types.groups is not None, types.experts == "routed"
-        lines = ["", f"    # {capital(feedforward.title)}.", *self.gathered(*_matrices(feedforward))]
+        lines = ["", f"    # {capital(feedforward.title)}."]
         if experts is None:
             return [*lines, *self.inside("inner", source, feedforward, self.stack.width), self.fed("fed", "inner")]
         result, read = ("routed", source) if experts.shared else ("fed", source)
@@ -308,7 +313,6 @@ class Layer:
                 f"    {result} = inner @[XF] {self.at_hand('w_down')}",
             ]
         if experts.shared:
-            lines += self.gathered(*(f"shared_{name}" for name in _matrices(feedforward)))
             lines += self.inside("of_all", source, replace(feedforward, experts=None), "F2", "shared_")
             lines += [self.fed("shared", "of_all", "shared_"), "    fed = routed + shared"]
         return lines
@@ -331,10 +335,6 @@ class Layer:
 
     def fed(self, name: str, inner: str, prefix: str = "") -> str:
         return f"    {name} = {self.projected(inner, f'{prefix}w_down', f'{prefix}b_down')}"
-
-
-def _matrices(feedforward: Feedforward) -> tuple[str, ...]:
-    return ("w_gate", "w_up", "w_down") if feedforward.gated else ("w_up", "w_down")
 
 
 def of_layers(model: Model, dtype: DType, positions: int) -> list[str]:

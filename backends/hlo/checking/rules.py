@@ -16,7 +16,7 @@ class InstructionStep(ElementwiseStep, ShapeStep, ContractionStep, ExchangeStep,
     """An instruction of any opcode."""
 
     def custom_call(self) -> Value:
-        """Those that libtpu makes of slices, and our own kernel; nothing is known of others."""
+        """Slices brought together by libtpu, and our own kernel; nothing is known of others."""
         if '"ConcatBitcast"' in self.instruction.attributes:
             return self.joined_slices()
         if '"tpu_custom_call"' in self.instruction.attributes and self.instruction.name.startswith("attend"):
