@@ -37,9 +37,9 @@ class SplitCollectives(Pass):
 
     Each is on one dimension. A gather begins with the least significant digits, a scatter with the most significant,
     so that what lies between is contiguous blocks too. What a chip receives in all is the same. A dimension that is
-    strided is one step, and axes of a single chip count for nothing; 0 is any number of axes. Takes explicit programs, after
-    everything else; `--target` runs it where the target's compiler makes something dearer of such collectives
-    (docs/reference/targets.md).
+    strided is one step, and axes of a single chip count for nothing; 0 is any number of axes. Takes explicit
+    programs, after everything else; `--target` runs it where the target's compiler makes something dearer of such
+    collectives (docs/reference/targets.md).
     """
 
     name: ClassVar[str] = "split-collectives"
