@@ -17,7 +17,6 @@ _INDEX = re.compile(r"\bindex=(\d+)")
 _STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"(\d+)","bytes_accessed":"(\d+)"')
 _CUBLAS = 'custom_call_target="__cublas$'
 _DIMS = re.compile(r'\b(lhs|rhs)_(batch|contracting)_dim(?:ension)?s"?[=:][{\[]([\d",]+)')
-_LAID = re.compile(r"\w+\[[\d,]*\](?:\{([\d,]*)(?::T\(([\d,]*)\))?[^}]*?(S\([13]\))?\})?")
 _FUSIONS = frozenset({"fusion", "fusion-start"})
 """Opcodes of kernels that are computations of their own; the second goes on beside what follows, until its end."""
 
@@ -241,14 +240,12 @@ def _share(whole: ArrayTraffic, elements: int | None) -> ArrayTraffic:
 
 
 def traffic_of(type_text: str) -> Iterator[ArrayTraffic]:
-    """The arrays in the text of a type, `bf16[64,96]{1,0:T(8,128)(2,1)S(1)}`: the minor dimensions, which are named
-    first, are padded to the tile."""
-    for array, laid in zip(arrays_in(type_text), _LAID.finditer(type_text), strict=True):
-        order = [int(n) for n in (laid[1] or "").split(",") if n] or list(range(len(array.extents)))[::-1]
-        extents = [array.extents[dim] for dim in order]
-        tile = [int(n) for n in (laid[2] or "").split(",") if n][::-1]
+    """The arrays in the text of a type; the innermost dimensions are padded to the tile."""
+    for array in arrays_in(type_text):
+        extents = [array.extents[dim] for dim in reversed(array.order)]
+        tile = array.tiles[0][::-1] if array.tiles else ()
         extents[: len(tile)] = [-(-extent // side) * side for extent, side in zip(extents, tile, strict=False)]
-        yield ArrayTraffic(prod(extents) * array.bits // 8, array.elements, array.bits, laid[3] is not None)
+        yield ArrayTraffic(prod(extents) * array.bits // 8, array.elements, array.bits, array.on_chip)
 
 
 # ---------------------------------------------------------------- products

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwright.backends.hlo.module import HloModule, Instruction
-
-_LAYOUT = re.compile(r"\]\{([\d,]*)(?::((?:T\((?:[\d,]+)\)(?:\([\d,]+\))*)?))?")
-_TILE = re.compile(r"\(([\d,]+)\)")
+from shardwright.backends.hlo.module import Array, HloModule, Instruction
 
 
 class Factor(NamedTuple):
@@ -43,39 +39,32 @@ class MemoryOrder:
 def is_tiled(module: HloModule) -> bool:
     """Tells whether arrays lie in tiles, as libtpu lays them."""
     every = (i for each in module.computations.values() for i in each.instructions.values())
-    return any(":T(" in instruction.type for instruction in every)
+    return any(array.tiles for instruction in every for array in instruction.arrays)
 
 
 def bitcast_orders(operand: Instruction, made: Instruction) -> tuple[MemoryOrder, MemoryOrder] | None:
     """The orders of a bitcast's operand and of its result, whose elements are the same one after the other; None where
     a tile is partly filled, so that they are none of whole factors. Tiles that both have alike are left out. Where the
     elements of one are bytes of the other's, the bytes of an element are one more dimension of both."""
-    (before, tiles), (after, other) = _laid(operand), _laid(made)
-    rank = len(tiles[0]) if tiles else 0
-    if tiles == other and (not rank or _inner(before, rank) == _inner(after, rank)):
-        tiles = other = ()
-    orders = _tiled(before, tiles), _tiled(after, other)
-    if orders[0] is None or orders[1] is None:
-        return None
     sides = [each.arrays[0] for each in (operand, made)]
-    first, second = (
-        MemoryOrder(tuple(factors), len(array.extents))
-        if sides[0].bits == sides[1].bits
-        else MemoryOrder((*factors, Factor(len(array.extents), array.bits // 8)), len(array.extents) + 1)
-        for factors, array in zip(orders, sides, strict=True)
-        if factors is not None
-    )
-    return (first, second) if math.prod(first.extents) == math.prod(second.extents) else None
+    laid = [[Factor(dim, array.extents[dim]) for dim in array.order] for array in sides]
+    tiles = [array.tiles if array.extents else () for array in sides]
+    rank = len(tiles[0][0]) if tiles[0] else 0
+    if tiles[0] == tiles[1] and (not rank or _inner(laid[0], rank) == _inner(laid[1], rank)):
+        tiles = [(), ()]
+    orders = [_tiled(factors, each) for factors, each in zip(laid, tiles, strict=True)]
+    bytes_too = sides[0].bits != sides[1].bits
+    first, second = (_order(factors, array, bytes_too=bytes_too) for factors, array in zip(orders, sides, strict=True))
+    if first is None or second is None or math.prod(first.extents) != math.prod(second.extents):
+        return None
+    return first, second
 
 
-def _laid(instruction: Instruction) -> tuple[list[Factor], tuple[tuple[int, ...], ...]]:
-    """The dimensions from the outermost in memory, which XLA writes last, and the tiles."""
-    extents = instruction.arrays[0].extents
-    found = _LAYOUT.search(instruction.type)
-    named = [int(word) for word in found[1].split(",") if word] if found else []
-    order = named[::-1] if len(named) == len(extents) else range(len(extents))
-    tiles = _TILE.findall(found[2] or "") if found and extents else []
-    return [Factor(dim, extents[dim]) for dim in order], tuple(tuple(map(int, tile.split(","))) for tile in tiles)
+def _order(factors: Sequence[Factor] | None, array: Array, *, bytes_too: bool) -> MemoryOrder | None:
+    if factors is None:
+        return None
+    rank = len(array.extents)
+    return MemoryOrder((*factors, *([Factor(rank, array.bits // 8)] if bytes_too else [])), rank + bytes_too)
 
 
 def _inner(factors: Sequence[Factor], count: int) -> list[int]:

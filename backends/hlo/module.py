@@ -11,7 +11,8 @@ from functools import cached_property
 _HEADER = re.compile(r"^HloModule ([\w.\-]+)", re.MULTILINE)
 _DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d+)")
 _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
-_ARRAY = re.compile(r"(pred|bf16|[suf]\d+|c64|c128)(?:e\w+)?\[([\d,]*)\]")
+_ARRAY = re.compile(r"(pred|bf16|[suf]\d+|c64|c128)(?:e\w+)?\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
+_TILES = re.compile(r"T((?:\([\d,]+\))+)")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?->.*\{$|^(ENTRY )?%?([\w.\-]+) \{$")
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _REFERENCE = re.compile(r"%([\w.\-]+)")
@@ -34,10 +35,15 @@ class HloError(Exception):
 
 @dataclass(frozen=True)
 class Array:
-    """One array of an instruction's type: bits of an element, and extents."""
+    """One array of an instruction's type: bits of an element, extents, and how it lies in memory: `order` has the
+    dimensions from the outermost, row by row where nothing is said, and each of the tiles parts the innermost ones.
+    `on_chip` is TPUs' VMEM and CMEM."""
 
     bits: int
     extents: tuple[int, ...]
+    order: tuple[int, ...] = ()
+    tiles: tuple[tuple[int, ...], ...] = ()
+    on_chip: bool = False
 
     @property
     def elements(self) -> int:
@@ -175,11 +181,24 @@ def parse(text: str) -> HloModule:
 
 
 def arrays_in(type_text: str) -> tuple[Array, ...]:
-    """The arrays in the text of a type."""
-    return tuple(
-        Array(_BITS.get(dtype) or int(dtype[1:]), tuple(int(n) for n in extents.split(",") if n))
-        for dtype, extents in _ARRAY.findall(type_text)
+    """The arrays in the text of a type, as in `bf16[64,96]{1,0:T(8,128)(2,1)S(1)}`, which names the innermost first."""
+    return tuple(_array(*found.groups(default="")) for found in _ARRAY.finditer(type_text))
+
+
+def _array(dtype: str, extents: str, minor_to_major: str, memory: str) -> Array:
+    sizes = _numbers(extents)
+    tiles = _TILES.search(memory)
+    return Array(
+        _BITS.get(dtype) or int(dtype[1:]),
+        sizes,
+        _numbers(minor_to_major)[::-1] or tuple(range(len(sizes))),
+        tuple(_numbers(tile) for tile in tiles[1].strip("()").split(")(")) if tiles else (),
+        "S(1)" in memory or "S(3)" in memory,
     )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(",") if word)
 
 
 def parts_of(type_text: str) -> list[str]:

@@ -149,6 +149,30 @@ def test_a_reduce_scatter_in_the_form_that_the_compiler_keeps(target: str, tiled
         assert np.array_equal(np.asarray(made, np.float32), addends.sum((0, 1)))
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "form"),
+    [(16, 2048, "scattered_in_front("), (8, 64, "lax.all_to_all("), (1, 512, "lax.all_to_all(")],
+)
+def test_strided_parts_are_scattered_in_whole_tiles_too(rows: int, columns: int, form: str) -> None:
+    """Of parts in pieces, here two, and of these a gather that puts the pieces back."""
+    program = explicit(f"""
+    mesh x=2 y=2
+    dim B={rows} E={columns} order x y
+    func f(x: bf16 BE(partialsum-y)) -> bf16 BE {{
+      a = x + x
+      y: bf16 BE_y = reduce_scatter[y -> E](a)
+      g: bf16 BE = all_gather[y](y)
+      return g
+    }}
+    """)
+    text = emit(program, forms=parse_target("tpu-v4:2x2x1").forms)
+    assert form in text.partition("def f(x):")[2]
+    module = load_module(text)
+    addends = np.random.default_rng(0).integers(-4, 5, (2, rows, columns)).astype(np.float32)
+    made = module.build_f(module.make_mesh(arrange_devices(4).devices))(jnp.asarray(addends, jnp.bfloat16))
+    assert np.array_equal(np.asarray(made, np.float32), 2 * addends.sum(0))
+
+
 def test_collectives_over_all_chips_of_a_torus_are_in_two_statements() -> None:
     written = explicit("""
     mesh x=2 y=2 z=2

@@ -232,6 +232,20 @@ def test_gathered_weights_are_gathered() -> None:
     assert gathered == {"wq", "wk", "wv", "wo", "w_up", "w_down", "block_norm", "block_norm_offset", "b_up", "b_down"}
 
 
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_weights_are_gathered_where_they_are_first_read(name: str) -> None:
+    """No block holds them all at once: behind each gather stands the line that reads it, or the next of its gathers."""
+    program = elaborate(parse(Source("p", imported(name, "wg-xy", Mesh.of(x=2, y=2)).text)))
+    for loop in (statement for func in program.funcs for statement in func.body if isinstance(statement, Loop)):
+        lets = [statement for statement in loop.body if isinstance(statement, Let)]
+        names = [let.result.name for let in lets]
+        gathers = [at for at, name in enumerate(names) if name.endswith("_gathered")]
+        assert gathers
+        for at in gathers:
+            reader = next(let for let in lets[at + 1 :] if not let.result.name.endswith("_gathered"))
+            assert names[at] in reader.operands, f"{names[at]} before {reader.result.name}"
+
+
 def test_the_first_gemmas_mean_the_tanh_form() -> None:
     made = imported("gemma", "ws1d", Mesh.of(x=2), hidden_act="gelu")
     assert made == imported("gemma", "ws1d", Mesh.of(x=2), hidden_act="gelu_pytorch_tanh")

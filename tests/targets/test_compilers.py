@@ -84,6 +84,7 @@ def function(text: str, target: str) -> FunctionReport:
     told = explained(text, target)
     assert told.errors == ()
     (func,) = told.functions
+    assert func.faults == ()
     return func
 
 
@@ -162,6 +163,24 @@ def test_collectives_over_all_chips_of_a_torus_stay_what_they_are(target: str) -
     text = FEEDFORWARD.replace("E_xF_yz", "EF_xyz").replace("F_yzE_x", "F_xyzE")
     func = function(text.replace("B=64 E=512 F=2048", "B=512 E=4096 F=16384"), target)
     assert {c.op for c in func.collectives} == {"all_gather", "reduce_scatter"}
+    assert func.bytes_received == func.written_bytes_received
+
+
+BLOCKS_OF_TWO = """
+dim B=32 L=64 E=2048 order z x y
+func f(a: B_zLE_xy, p: BLE(partialsum-y)) -> (BLE, BLE) {
+  whole = all_gather[xyz](a)
+  strided: BLE_y = reduce_scatter[y -> E](p)
+  sums: BLE = all_gather[y](strided)
+  return whole, sums
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["tpu-v4:2x2x2", "tpu-v5p:2x2x2"])
+def test_collectives_of_two_dimensions_and_of_strided_ones_stay_what_they_are(target: str) -> None:
+    func = function(BLOCKS_OF_TWO, target)
+    assert sorted(c.op for c in func.collectives) == ["all_gather", "all_gather", "all_gather", "reduce_scatter"]
     assert func.bytes_received == func.written_bytes_received
 
 

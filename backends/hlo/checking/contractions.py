@@ -126,7 +126,7 @@ class ContractionStep(CheckedInstruction):
         )
 
     def convolution(self) -> Value:
-        """As a contraction; along windows only where nothing is split."""
+        """A contraction; of windows more is known only where nothing is split along them."""
         a, b = self.states
         of = convolution_dims(self.computation, self.instruction)
         grouped = re.search(r"(?:feature|batch)_group_count=([2-9]|\d\d+)", self.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from shardwright.backends.hlo.checking.contractions import ContractionStep
@@ -11,6 +12,8 @@ from shardwright.backends.hlo.checking.exchanges import ExchangeStep
 from shardwright.backends.hlo.checking.shapes import ShapeStep
 from shardwright.backends.hlo.checking.values import Value
 
+_OUR_KERNEL = re.compile(r"attend(\.\d+)?")
+
 
 class InstructionStep(ElementwiseStep, ShapeStep, ContractionStep, ExchangeStep, ControlStep):
     """An instruction of any opcode."""
@@ -19,7 +22,7 @@ class InstructionStep(ElementwiseStep, ShapeStep, ContractionStep, ExchangeStep,
         """Slices brought together by libtpu, and our own kernel; nothing is known of others."""
         if '"ConcatBitcast"' in self.instruction.attributes:
             return self.joined_slices()
-        if '"tpu_custom_call"' in self.instruction.attributes and self.instruction.name.startswith("attend"):
+        if '"tpu_custom_call"' in self.instruction.attributes and _OUR_KERNEL.fullmatch(self.instruction.name):
             return self.attention()
         return self.opaque()
 
