@@ -80,7 +80,9 @@ class Target:
     @property
     def passes(self) -> str:
         """The passes that write a program as its compiler keeps it, as `parse_pipeline` reads them; perhaps none."""
-        return _tpus()["passes"].get(self.name.partition(":")[0], "")
+        chip, slice_shape = self.name.partition(":")[0], "x".join(map(str, sorted(self.shape)))
+        rows: dict[str, str] = _tpus()["passes"]
+        return rows.get(f"{chip}:{slice_shape}") or rows.get(chip, "")
 
     def order(self, mesh: Mapping[str, int]) -> tuple[tuple[int, ...], ...] | None:
         """Where each chip of the mesh lies, row by row over the mesh, as the cost model lays it: coordinates in a slice

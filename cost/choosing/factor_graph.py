@@ -85,9 +85,11 @@ class FactorGraph:
         limit: WorkLimit | None = None,
         known: Callable[[], tuple[int, ...] | None] = lambda: None,
         patience: int = 8,
+        cutoff: float = np.inf,
     ) -> GraphSolution:
         """The least cost, proved to within `tolerance` unless `max_nodes` branches, or the time, or the limit of work,
         were not enough. Where so many branches as `patience` do not close the proof, `known` gives a good choice.
+        Choices that cost the `cutoff` or more are not told apart: once a bound reaches it any choice will do.
 
         Deterministic: ties go to the earlier choice. `cost >= FORBIDDEN / 2` means that nothing is feasible.
         """
@@ -102,7 +104,7 @@ class FactorGraph:
             number = {variable: i for i, variable in enumerate(variables)}
             factors = [self.factors[f].over([number[v] for v in self.factors[f].variables]) for f in part]
             sizes = [self.sizes[variable] for variable in variables]
-            search = _Search(factors, sizes, each, max_nodes, out_of_time, limit or WorkLimit())
+            search = _Search(factors, sizes, each, max_nodes, out_of_time, limit or WorkLimit(), cutoff - bound)
             found = search.run(lambda own=variables: (good := known()) and tuple(good[v] for v in own), patience)
             cost, bound, nodes = cost + found.cost, bound + found.bound, nodes + found.nodes
             for variable, chosen in zip(variables, found.choice, strict=False):
@@ -220,6 +222,7 @@ class _Search:
         max_nodes: int,
         out_of_time: Callable[[], bool],
         limit: WorkLimit,
+        cutoff: float,
     ) -> None:
         self.factors = factors
         self.sizes = sizes
@@ -227,6 +230,7 @@ class _Search:
         self.max_nodes = max_nodes
         self.out_of_time = out_of_time
         self.limit = limit
+        self.cutoff = cutoff
         self.nodes = 0
         self.best: tuple[int, ...] = ()
         self.evaluated: list[dict[tuple[int, ...], float]] = [{} for _ in factors]
@@ -243,7 +247,7 @@ class _Search:
             self.max_nodes, self.nodes = nodes, 0
             if nodes:
                 bound = max(bound, self.explore(whole))
-            if self.best_cost - bound <= self.tolerance or self.ended() or nodes == most:
+            if self.best_cost - bound <= self.tolerance or self.cut(bound) or self.ended() or nodes == most:
                 break
             if (choice := known()) is not None:
                 self.keep(choice)
@@ -254,7 +258,7 @@ class _Search:
         self.nodes += 1
         bound = problem.bound()
         for sweep in range(40):
-            if self.best_cost - bound <= self.tolerance:
+            if self.best_cost - bound <= self.tolerance or self.cut(bound):
                 return bound
             before = bound
             for forward in (True, False):
@@ -329,6 +333,10 @@ class _Search:
         """The part that is left with variables at their `pivots`, or at anything else; None where nothing is."""
         sizes = {variable: len(problem.values[variable]) for variable in pivots}
         return problem.restricted({v: (np.arange(sizes[v]) == pivot) == keep for v, pivot in pivots.items()}, slack)
+
+    def cut(self, bound: float) -> bool:
+        """Tells whether a choice is known, and none with this bound can matter."""
+        return bound >= self.cutoff and self.best_cost < FORBIDDEN / 2
 
     def ended(self) -> bool:
         """Tells whether what was found so far has to do."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 
 from shardwright.cost.choosing.divisible_placement import place_layouts
@@ -94,8 +95,9 @@ class LimitedPlacement:
         """How far the layouts are from the least at most."""
         received = round(placement.bytes_received)
         bound = placement.bound_bytes
-        return PlacementProof(received, min(received, math.ceil((self.bound() if bound is None else bound) - 1e-6)))
+        return PlacementProof(received, min(received, math.ceil((self.bound if bound is None else bound) - 1e-6)))
 
+    @cached_property
     def bound(self) -> float:
         """Bytes received per chip at least, whatever the layouts.
 

@@ -89,7 +89,7 @@ class Effort:
     """How much choosing may do: `limit` bounds the work of a proof, `end` the time, in seconds of the monotonic clock.
     Without `proof` what a few axes at a time find has to do, with those in two groups first where it is to be
     `thorough`. Where it is `needed` a first choice may take longer than to the `end`. `start` is a choice to begin
-    with, if there is one."""
+    with, if there is one. What costs the `cutoff` or more does not matter, however much more."""
 
     limit: WorkLimit = field(default_factory=WorkLimit)
     end: float = math.inf
@@ -97,6 +97,7 @@ class Effort:
     thorough: bool = False
     needed: bool = True
     start: LayoutSolution | None = None
+    cutoff: float = math.inf
 
 
 Rows = tuple[list[int], NDArray[np.int64], NDArray[np.float64]]
@@ -150,8 +151,9 @@ class Solver:
         except OutOfWorkError:
             return self.quickly()
         solution = self.graph.minimize(
-            self.tolerance(self.unit), out_of_time=self.out_of_time, limit=self.limit, known=self.descended
-        )
+            self.tolerance(self.unit), out_of_time=self.out_of_time, limit=self.limit, known=self.descended,
+            cutoff=self.effort.cutoff,
+        )  # fmt: skip
         if solution.cost >= FORBIDDEN / 2:
             if solution.bound >= FORBIDDEN / 2:
                 raise self.infeasible()

@@ -91,9 +91,10 @@ def choose(
     end = time.monotonic() + seconds
     options = options or PlacementOptions()
 
-    def under(orders: Orders, apart: bool = False) -> SearchResult:
+    def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> SearchResult:
         wanted, left = replace(options, orders=orders, edges_apart=apart), end - time.monotonic() if orders else seconds
-        return _Chooser(program, objective, left, wanted, None if orders else known, proof=proof).run()
+        given = None if orders else known
+        return _Chooser(program, objective, left, wanted, given, proof=proof, cutoff_s=cutoff).run()
 
     def priced(found: SearchResult) -> PricedChoice[SearchResult]:
         return PricedChoice(found, found.placed, found.program, found.objective_s, found.bound_s)
@@ -103,7 +104,7 @@ def choose(
         return first
     best = with_edges(
         priced(first),
-        lambda orders, apart: priced(under(orders, apart)),
+        lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
         ENOUGH,
         lambda: not proof or time.monotonic() > end,
     )
@@ -126,8 +127,11 @@ class _Chooser:
         given: SearchResult | None,
         *,
         proof: bool,
+        cutoff_s: float,
     ) -> None:
         self.proof = proof
+        self.cutoff_ns = cutoff_s * NANOSECONDS
+        """What takes so long does not matter, however much longer."""
         self.given = [] if given is None else [given]
         """Layouts that fit, of other layout problems than those found here."""
         self.began = time.monotonic()
@@ -175,13 +179,13 @@ class _Chooser:
         """Looks at all choices where memory has no price, which gives a bound."""
         end = time.monotonic() + _FOR_PROOF * (self.end - time.monotonic())
         start = min(self.found, key=lambda found: found.model_s).placement if self.found else None
-        effort = Effort(WorkLimit(most_entries(self.program)), end, start=start)
+        effort = Effort(WorkLimit(most_entries(self.program)), end, start=start, cutoff=self.cutoff_ns)
         with suppress(OutOfWorkError):
             self.bound_ns = self.priced(MemoryPrices(), effort).placement.solution.bound
 
     def open(self) -> bool:
         """Tells whether there may be something better than what was found."""
-        return self.bound_ns < self.incumbent() * (1 - ENOUGH)
+        return self.bound_ns < min(self.incumbent() * (1 - ENOUGH), self.cutoff_ns)
 
     def exact(self) -> None:
         """By integer programs, as far as the time goes.

@@ -66,13 +66,14 @@ def moved_dims(program: Program) -> list[str]:
 
 def with_edges(
     first: PricedChoice[C],
-    choose: Callable[[Orders, bool], PricedChoice[C]],
+    choose: Callable[[Orders, bool, float], PricedChoice[C]],
     enough: float = 0.0,
     late: Callable[[], bool] = lambda: False,
 ) -> PricedChoice[C]:
     """The best layouts, edges included, with a bound of all. `first` is chosen without edges, and `choose` chooses
-    under orders that begin so, once more with edges apart (`PlacementOptions`) where that leaves a gap. A share of the
-    total that is `enough` need not be proved; nothing more is tried once it is `late`."""
+    under orders that begin so, once more with edges apart (`PlacementOptions`) where that leaves a gap; what its last
+    argument or more is in total may as well be more. A share of the total that is `enough` need not be proved; nothing
+    more is tried once it is `late`."""
     best, closed, tries = first, math.inf, 0
     heap: list[tuple[float, int, Orders, PricedChoice[C]]] = [(first.bound, 0, {}, first)]
     while heap and heap[0][0] < best.total * (1 - enough):
@@ -84,10 +85,10 @@ def with_edges(
         for longer in following:
             tries += 1
             try:
-                made = choose(longer, False)
+                made = choose(longer, False, best.total * (1 - enough))
                 best = min(best, made, key=lambda each: each.total)
                 if made.bound < min(best.total, made.total) * (1 - enough) and not late():
-                    best = min(best, choose(longer, True), key=lambda each: each.total)
+                    best = min(best, choose(longer, True, math.inf), key=lambda each: each.total)
             except (OutOfWorkError, DiagnosticError):
                 closed = min(closed, bound)
                 continue

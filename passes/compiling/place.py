@@ -128,7 +128,7 @@ class Place(Pass):
         if self.edges == "digits" or not moves_at_edges(first.placed):
             return first
         best = with_edges(
-            priced(first), lambda orders, apart: priced(under(orders, apart)), late=lambda: time.monotonic() > end
+            priced(first), lambda orders, apart, _: priced(under(orders, apart)), late=lambda: time.monotonic() > end
         )
         return replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound)))
 

@@ -152,6 +152,22 @@ def test_minimum_equals_enumeration(seed: int) -> None:
         assert solution.bound == pytest.approx(best, abs=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_a_cutoff_ends_what_cannot_matter(seed: int) -> None:
+    """Below it the minimum is found as without one; else a choice with a bound that tells so."""
+    graph = random_graph(seed)
+    least = graph.minimize(0.25)
+    if least.cost >= FORBIDDEN / 2:
+        return
+    for cutoff in (0.5 * least.cost, least.cost, least.cost + 1):
+        found = graph.minimize(0.25, cutoff=cutoff)
+        assert found.bound <= least.cost <= found.cost < FORBIDDEN / 2
+        assert found.bound >= min(cutoff, least.bound) - 1e-9
+        assert found.nodes <= least.nodes
+        if cutoff > least.cost:
+            assert found.cost == least.cost
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_what_choices_cost_beside_fixed_ones_equals_enumeration(seed: int) -> None:
     graph = random_graph(seed)

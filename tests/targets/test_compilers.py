@@ -88,6 +88,30 @@ def function(text: str, target: str) -> FunctionReport:
     return func
 
 
+OVER_ALL_CHIPS = """
+dim B=64 E=16384 F=16384
+func f(x: bf16 BF_xy, w: bf16 F_xyE) -> bf16 BE_xy {
+  h: bf16 BE(partialsum-xy) = x @[F] w
+  return reduce_scatter[xy -> E](h)
+}
+func g(x: bf16 BE_xy, w: bf16 EF_xy) -> bf16 BF_xy {
+  h: bf16 BE = all_gather[xy](x)
+  return h @[E] w
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["tpu-v5e:16x8", "tpu-v6e:4x4", "tpu-v6e:8x8"])
+def test_collectives_over_all_chips_of_a_slice_stay_what_they_are(target: str) -> None:
+    """Not all-reduces, as libtpu makes of scatters on squares, and of gathers over many chips."""
+    x, y = parse_target(target).shape
+    text = f"mesh x={x} y={y}{OVER_ALL_CHIPS}"
+    told = explain_program(explicit(load(Source("a.shard", text)), target=target), target)
+    assert told.errors == ()
+    assert [{c.op for c in func.collectives} for func in told.functions] == [{"reduce_scatter"}, {"all_gather"}]
+    assert all(func.bytes_received == func.written_bytes_received for func in told.functions)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_statement_has_its_collective(target: str, capfd: pytest.CaptureFixture[str]) -> None:
     func = function(FEEDFORWARD, target)
