@@ -7,14 +7,14 @@ A layout is coded as one integer: for each mesh axis a digit that says what the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.types import DType, Placement, Reduction, Shape, State, TensorType
+from shardwright.ir.types import AnyPartial, DType, OpenType, Placement, Reduction, Shape, State, TensorType
 
 Codes = NDArray[np.int64]
 
@@ -77,6 +77,26 @@ class StateNumbering:
         """Which layouts are partial over an axis."""
         digits = self.digits(codes)
         return np.any((digits > WHOLE) & (digits < FIRST_DIM), axis=1)
+
+    def admitted(self, codes: Codes, kind: OpenType) -> NDArray[np.bool_]:
+        """Which layouts fill the holes of a type of what has arrived, and change nothing else (`OpenType.admits`)."""
+        digits = self.digits(codes)
+        ok = np.full(len(codes), not kind.in_flight)
+
+        def written(number: int, axes: Collection[str]) -> NDArray[np.bool_]:
+            """Which give this state to these axes and no others."""
+            return ((digits == number) == np.array([axis in axes for axis in self.mesh], np.bool_)).all(axis=1)
+
+        for dim, axes in zip(kind.dims, kind.splits, strict=True):
+            if axes is not None:
+                ok &= written(self.number_of_dim(dim.name), axes)
+        partial = kind.partial
+        for reduction, number in _REDUCTIONS.items():
+            if not isinstance(partial, AnyPartial):
+                ok &= written(number, partial.axes if partial is not None and partial.kind is reduction else ())
+            elif partial.kind not in (None, reduction):
+                ok &= written(number, ())
+        return ok
 
     def combine(self, per_axis: Sequence[NDArray[np.int64]]) -> Codes:
         """All combinations of one choice per axis, given the state numbers that each choice has."""

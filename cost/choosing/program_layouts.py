@@ -398,12 +398,9 @@ class _Builder:
             self.problem.entries.append(NotPartial(node, variable))
         elif not kind.open or _restricts(kind):
             codes = self.every_layout(node, variable)
-            admitted = np.array(
-                [kind.admits(self.coding.decode(int(c), node.shape, kind.placement or ON_DEVICE)) for c in codes],
-                np.bool_,
-            )
-            node.group.root().found.append(codes[admitted])
-            self.problem.entries.append(StrategyTable([node], [variable], [codes[admitted]]))
+            codes = codes[self.coding.admitted(codes, kind)]
+            node.group.root().found.append(codes)
+            self.problem.entries.append(StrategyTable([node], [variable], [codes]))
 
     def exclude(self, node: ValueNode, value: Value) -> None:
         """Leaves out the layouts that may not be chosen."""
