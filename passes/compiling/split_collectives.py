@@ -35,11 +35,11 @@ class SplitCollectives(Pass):
         y_scattered :~ BE_x(partialsum-yz) = reduce_scatter[x -> E](h)
         y: BE_xyz = reduce_scatter[yz -> E](y_scattered)
 
-    Each is on one dimension. A gather begins with the least significant digits, a scatter with the most significant,
-    so that what lies between is contiguous blocks too. What a chip receives in all is the same. A dimension that is
-    strided is one step, and axes of a single chip count for nothing; 0 is any number of axes. Takes explicit
-    programs, after everything else; `--target` runs it where the target's compiler makes something dearer of such
-    collectives (docs/reference/targets.md).
+    Each is on one dimension, and none over all chips, if the mesh has several axes. A gather begins with the least
+    significant digits, a scatter with the most significant, so that what lies between is contiguous blocks too. What a
+    chip receives in all is the same. A dimension that is strided is one step, and axes of a single chip count for
+    nothing; 0 leaves all as they are. Takes explicit programs, after everything else; `--target` runs it where the
+    target's compiler makes something dearer of such collectives (docs/reference/targets.md).
     """
 
     name: ClassVar[str] = "split-collectives"
@@ -82,10 +82,13 @@ class SplitCollectives(Pass):
         orders: Mapping[str, Order],
         mesh: Mesh,
     ) -> list[AllGather | ReduceScatter]:
-        """The movement as those that come one after the other; itself alone where it has few axes or is strided."""
+        """The movement as those that come one after the other; itself alone where it is over few axes and not over all
+        chips, or strided."""
         gathers = isinstance(operation, AllGather)
         most, split = (self.gathers, before) if gathers else (self.scatters, after)
         named = {axis for axis in operation.named_axes if mesh[axis] > 1}
+        if most and mesh.product(named) == mesh.n_chips:
+            most = min(most, len(named) - 1)
         if len(named) <= (most or len(named)):
             return [operation]
         groups: list[set[str]] = []

@@ -50,11 +50,11 @@ def test_before_and_after(axes: int, golden: Callable[[str, str], None]) -> None
     golden(f"passes/split_collectives_{axes}.shard", printed(made))
 
 
-@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("axes", [0, 1, 2, 3])
 def test_the_same_bytes_and_results(axes: int) -> None:
     before = program(WHOLE_TORUS)
     whole, split = explicit(before), explicit(before, then=[SplitCollectives(axes, axes)])
-    assert (whole == split) == (axes == 3)
+    assert (whole == split) == (axes == 0)
     for func in before.funcs:
         given = random_inputs(before, func, 0)
         wanted, _ = evaluate(before, func.name, given.args)
@@ -66,10 +66,27 @@ def test_the_same_bytes_and_results(axes: int) -> None:
 
 
 def test_axes_of_one_chip_count_for_nothing() -> None:
-    text = "mesh x=2 y=1 z=2\ndim B=4 E=16\nfunc f(a: BE_xyz) -> BE { g: BE = all_gather[xyz](a)\n return g }"
+    text = "mesh w=2 x=2 y=1 z=2\ndim B=4 E=16\nfunc f(a: BE_xyz) -> BE { g: BE = all_gather[xyz](a)\n return g }"
     whole = explicit(program(text))
     assert run_passes(whole, [SplitCollectives(2, 2)]) == whole
     assert "all_gather[yz](a)" in printed(run_passes(whole, [SplitCollectives(1, 1)]))
+
+
+@pytest.mark.parametrize(("mesh", "axes"), [("x=2 y=2", 2), ("x=2 y=1 z=2", 3), ("x=2 y=2 z=2", 3)])
+def test_none_is_over_all_chips(mesh: str, axes: int) -> None:
+    names = "".join(part[0] for part in mesh.split())
+    text = f"mesh {mesh}\ndim B=4 E=16\nfunc f(a: BE_{names}) -> BE {{ g: BE = all_gather[{names}](a)\n return g }}"
+    whole = explicit(program(text))
+    made = run_passes(whole, [SplitCollectives(axes, axes)])
+    assert f"all_gather[{names}]" in printed(whole)
+    assert f"all_gather[{names}]" not in printed(made)
+    assert run_passes(whole, [SplitCollectives(0, 0)]) == whole
+
+
+def test_one_axis_cannot_be_parted() -> None:
+    text = "mesh x=8\ndim B=4 E=16\nfunc f(a: BE_x) -> BE { g: BE = all_gather[x](a)\n return g }"
+    whole = explicit(program(text))
+    assert run_passes(whole, [SplitCollectives(1, 1)]) == whole
 
 
 def test_strided_dimensions_stay() -> None:

@@ -117,8 +117,6 @@ def test_every_statement_has_its_collective(target: str, capfd: pytest.CaptureFi
     func = function(FEEDFORWARD, target)
     assert capfd.readouterr() == ("", "")
     written = [("x_gathered", ("y", "z")), ("h", ("x",)), ("y_gelu_gathered", ("x",)), ("y", ("y", "z"))]
-    if target.startswith("tpu-v5e"):  # over both axes of the slice it is two (split-collectives)
-        written[3:] = [("y_scattered", ("y",)), ("y", ("z",))]
     asked = [(name, c.axes) for c in func.collectives for name in c.statements]
     assert sorted(asked) == sorted(written)
     assert func.unmade == ()
@@ -290,7 +288,7 @@ func ffn(x: B_xE_yz, w_in: E_xF_yz, w_out: F_yzE_x) -> B_xE_yz {
 def test_a_collective_beside_kernels_counts_once(target: str) -> None:
     """libtpu writes a gather that runs beside a product down in each kernel that it passes through."""
     func = function(GATHERED, target)
-    assert len(func.collectives) == (5 if target.startswith("tpu-v5e") else 4)  # there a scatter over both axes is two
+    assert len(func.collectives) == 4
     assert sum(c.lower_bound_bytes for c in func.collectives) == func.written_bytes_received
 
 
