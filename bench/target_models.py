@@ -1,47 +1,34 @@
 """What the compilers of TPUs and GPUs make of imported models: 13 families under every preset, prefill and decode.
 
     python bench/target_models.py [--model NAME ...] [--layout NAME ...] [--target T ...] [--record FILE]
-                                  [--processes P] [--full]
+                                  [--processes P]
 
 Each family is a published model at its own sizes but for two layers and a vocabulary of 4,096: 64 sequences of 128
 tokens, a cache of 512 positions. A line of JSON for each function goes to the record, and cells that it has are not run
 again. Prints for each target how many functions are as written and within the memory predicted, and a row for each that
 is not. Needs the compilers (`shardwright targets`).
-
-With `--full` models have all of their layers and words, a prefill of one sequence of 2,048 tokens and a decode step of
-64 sequences, each under the preset that is fastest of those that fit, by `cost`; every function has its row.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain, product
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
 from targets import Row, rows_of, table
 
-from shardwright.backends.targets.names import parse_target
-from shardwright.compiling.compile_program import explicit, load
-from shardwright.cost.programs.program_cost import cost_of
+from shardwright.compiling.compile_program import load
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.program import Program
 from shardwright.ir.types import DType
-from shardwright.models.architectures import describe
-from shardwright.models.built_in import built_in, built_in_names
-from shardwright.models.config import Config
-from shardwright.models.forward import ProgramRequest, model_program
 from shardwright.models.importing import import_model
-from shardwright.models.layouts import PRESETS, AttentionOver
-from shardwright.prediction.models import torus_mesh
+from shardwright.models.layouts import PRESETS
 
 MESHES = {
     "tpu-v5e:4x4": {"x": 4, "y": 4},
@@ -54,20 +41,6 @@ BATCH, LENGTH, CACHE = 64, 128, 512
 RECORD = Path(tempfile.gettempdir()) / "shardwright-target-models.jsonl"
 MEMORY_SHARE, MEMORY_BYTES = 0.03, 64e6
 """How far what is held may be from the prediction: the larger of the two."""
-
-FULL: Mapping[str, Sequence[str]] = {
-    "palm-540b": ("tpu-v4:4x4x4", "tpu-v5p:4x4x4"),
-    "mt-nlg-530b": ("tpu-v4:4x4x4", "tpu-v5p:4x4x4"),
-    "palm-62b": ("tpu-v4:2x2x4",),
-    "llama-3.1-405b": ("h100:2x8", "tpu-v6e:8x8"),
-    "llama-3-70b": ("h100:8", "tpu-v5e:4x4", "tpu-v6e:2x4"),
-    "mixtral-8x7b": ("h100:8",),
-    "llama-3-8b": ("tpu-v5e:2x2",),
-}
-"""Models with the targets that they are compiled for at full size."""
-OVER: Sequence[AttentionOver] = ("head", "batch")
-FULL_CELLS = {"prefill": (1, 2048), "decode": (64, 1)}
-"""Sequences and tokens of each of a phase at full size, with a cache of 2,048 positions."""
 
 _COMMON = {
     "num_hidden_layers": 2,
@@ -128,36 +101,6 @@ def measure(cell: tuple[str, str, str]) -> list[Row]:
         return [Row(name, "", target, refused=error.diagnostics[0].message)]
 
 
-def measure_full(cell: tuple[str, str, str]) -> list[Row]:
-    """The row of a phase of a model at full size on a target, under its fastest preset with attention over heads or
-    sequences; refused where none fits."""
-    name, phase, on = cell
-    target = parse_target(on)
-    assert target.chip is not None
-    layers = {"num_hidden_layers": 32, "vocab_size": 32000, "max_position_embeddings": 32768}
-    model = built_in(name).model if name in built_in_names() else describe(Config({**CONFIGS[name], **layers}))
-    mesh = torus_mesh(target.chip, math.prod(target.shape), model.attention.kv_heads)
-    batch, length = FULL_CELLS[phase]
-    found: list[tuple[float, str, Program]] = []
-    reasons: list[str] = []
-    for layout, attention in product(PRESETS, OVER):
-        request = ProgramRequest(layout, mesh, batch, length, DType.BF16, attention, 2048, None, (phase,))
-        try:
-            program = explicit(load(Source(name, model_program(model, request)[0])), target=on)
-            cost = cost_of(program, program.func(phase), target.chip)
-        except DiagnosticError as error:
-            reasons.append(f"{layout} {attention}: {error.diagnostics[0].message}")
-            continue
-        if cost.memory.peak > target.chip.memory_bytes:
-            reasons.append(f"{layout} {attention}: {cost.memory.peak / 1e9:.1f} GB")
-            continue
-        found.append((cost.time_s, f"{layout} {attention}", program))
-    if not found:
-        return [Row(f"{name} {phase}", "", on, refused="no preset fits: " + "; ".join(reasons))]
-    _, layout, program = min(found, key=lambda each: each[0])
-    return rows_of(f"{name} {layout}", program, on)
-
-
 def memory_differs(row: Row) -> bool:
     """Tells whether what a decode step holds is not what was predicted."""
     allowed = max(MEMORY_BYTES, MEMORY_SHARE * row.predicted_bytes)
@@ -185,34 +128,17 @@ def recorded(file: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def full_size(models: Sequence[str], targets: Sequence[str] | None) -> None:
-    """Prints a row for each phase of these models at full size, on these targets of theirs."""
-    for name in models:
-        for on in FULL[name]:
-            for phase in FULL_CELLS if targets is None or on in targets else ():
-                print(table(measure_full((name, phase, on))), flush=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=sorted({*CONFIGS, *FULL}), help="by default all")
+    parser.add_argument("--model", action="append", choices=CONFIGS, help="by default all")
     parser.add_argument("--layout", action="append", choices=PRESETS, help="by default all presets")
-    parser.add_argument(
-        "--target", action="append", choices=sorted({*MESHES, *chain(*FULL.values())}), help="by default all"
-    )
+    parser.add_argument("--target", action="append", choices=MESHES, help="by default all")
     parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help=f"by default {RECORD}")
     parser.add_argument("--processes", type=int, default=1, metavar="P", help="compilers at once (default: 1)")
-    parser.add_argument("--full", action="store_true", help="models at full size, each on its own targets")
     given = parser.parse_args()
-    if not set(given.model or ()) <= set(FULL if given.full else CONFIGS):
-        parser.error("with --full: " + ", ".join(FULL) + "; without: " + ", ".join(CONFIGS))
-    if given.full:
-        full_size(given.model or list(FULL), given.target)
-        return 0
     cells = [
         (model, layout, target)
         for target in given.target or MESHES
-        if target in MESHES
         for layout in given.layout or PRESETS
         for model in given.model or CONFIGS
     ]
