@@ -79,7 +79,7 @@ class StateNumbering:
         return np.any((digits > WHOLE) & (digits < FIRST_DIM), axis=1)
 
     def admitted(self, codes: Codes, kind: OpenType) -> NDArray[np.bool_]:
-        """Which layouts fill the holes of a type of what has arrived, and change nothing else (`OpenType.admits`)."""
+        """Which layouts fill the holes of a type and change nothing else (`OpenType.admits`); none of one in flight."""
         digits = self.digits(codes)
         ok = np.full(len(codes), not kind.in_flight)
 

@@ -131,7 +131,7 @@ class _Chooser:
     ) -> None:
         self.proof = proof
         self.cutoff_ns = cutoff_s * NANOSECONDS
-        """What takes so long does not matter, however much longer."""
+        """The time from which on choices need not be told apart."""
         self.given = [] if given is None else [given]
         """Layouts that fit, of other layout problems than those found here."""
         self.began = time.monotonic()

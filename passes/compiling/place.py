@@ -110,11 +110,11 @@ class Place(Pass):
         end = time.monotonic() + seconds
         choose = LimitedPlacement(program)
 
-        def under(orders: Orders, apart: bool = False) -> Chosen:
+        def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> Chosen:
             wanted = replace(options, orders=orders, edges_apart=apart)
             if self.solver == "ortools":
                 return _chosen_alone(program, wanted, end)
-            placed, placement = place(program, wanted, choose)
+            placed, placement = place(program, wanted, partial(choose, cutoff=cutoff))
             return Chosen(placed, placement, choose.proof(placement))
 
         def priced(chosen: Chosen) -> PricedChoice[Chosen]:
@@ -128,7 +128,9 @@ class Place(Pass):
         if self.edges == "digits" or not moves_at_edges(first.placed):
             return first
         best = with_edges(
-            priced(first), lambda orders, apart, _: priced(under(orders, apart)), late=lambda: time.monotonic() > end
+            priced(first),
+            lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
+            late=lambda: time.monotonic() > end,
         )
         return replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound)))
 
