@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shardwright.backends.jax.movements import parts_for_all
-from shardwright.backends.jax.source_text import axes_text, number_text
+from shardwright.backends.jax.source_text import axes_text, number_text, tuple_text
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, einsum_letters, spread
 from shardwright.ir import ops
 from shardwright.ir.operation import Operation
@@ -34,6 +34,7 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
                 t,
                 code=f"jax.device_put({t.code}, jax.memory.Space.Device)",
                 kind=replace(t.tensor, placement=ON_DEVICE),
+                stacked=None,
             )
             if t.kind is not None and t.tensor.placement == ON_HOST
             else t
@@ -79,7 +80,12 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
         queries_of_cudnn = _cudnn(operation, terms, lowering)
         if queries_of_cudnn is not None:
             options.append(f"cudnn={''.join(letters[name] for name in queries_of_cudnn)!r}")
-    codes = [*(term.code for term in terms[:3]), specs, axes, lowering.global_index(k, T), str(block), *options]
+    keys, values = (term.stacked for term in terms[1:3])
+    read = [term.code for term in terms[1:3]]
+    if keys is not None and values is not None and keys[1] == values[1]:
+        read = [keys[0], values[0]]
+        options.append(f"at={tuple_text(keys[1])}")
+    codes = [terms[0].code, *read, specs, axes, lowering.global_index(k, T), str(block), *options]
     call = f"attend({', '.join(codes)})"
     return call if operation.lse or result.is_pair else f"{call}[0]"
 

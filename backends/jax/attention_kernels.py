@@ -5,31 +5,33 @@ from __future__ import annotations
 ATTENTION_KERNELS: dict[str, str] = {
     "attend": '''
 def attend(
-    q, k, v, specs, axes, t, block, last=None, length=None, window=None, queries=None, seen=None, cudnn=None, **options
+    q, k, v, specs, axes, t, block, last=None, length=None, window=None, at=(), queries=None, seen=None, cudnn=None,
+    **options
 ):
     """Attention over the positions t along an axis of k and of v: the mean of v, and the logarithm of the sum of exp(s)
     over the scores s, in f32. On TPUs it is a kernel, on GPUs cuDNN's where that has the case, else a loop over blocks.
 
     specs: the scores as an einsum of k and q, the mean as one of v and weights. A query sees positions up to `last`, of
     a window the last so many of these, and those below `length`; on average so many
-    as `seen` says first, and so many are read. cudnn: as `queries` of
+    as `seen` says first, and so many are read. at: the entry of each leading axis that k and v have besides,
+    as those of a layer's within those of all. cudnn: as `queries` of
     `attend_by_cudnn`, None where that does not do. The others are those of `attend_in_blocks`.
     """
-    def in_blocks(q, k, v, t, *masks):
-        return attend_in_blocks(q, k, v, specs, axes, t, block, *masks, queries=queries, **options)
+    def in_blocks(q, k, v, at, t, *masks):
+        return attend_in_blocks(q, k[at], v[at], specs, axes, t, block, *masks, queries=queries, **options)
 
-    def by_cudnn(q, k, v, t, last, length, _):  # whose window is a number of the program
-        return attend_by_cudnn(q, k, v, t, last, length, specs, cudnn, window, **options)
+    def by_cudnn(q, k, v, at, t, last, length, _):  # whose window is a number of the program
+        return attend_by_cudnn(q, k[at], v[at], t, last, length, specs, cudnn, window, **options)
 
     @jax.custom_jvp
     def on_tpu(*args):
-        return attend_on_tpu(*args[:3], specs, *args[3:], seen=seen, **options)
+        return attend_on_tpu(*args[:4], specs, *args[4:], seen=seen, **options)
 
     @on_tpu.defjvp
     def _(primals, tangents):  # a kernel has no gradient: that of the blocks, which scores them anew
         return on_tpu(*primals), jax.jvp(in_blocks, primals, tangents)[1]
 
-    args = q, k, v, t, last, length, window
+    args = q, k, v, at, t, last, length, window
     kernels = {}
     if q.dtype in (jnp.bfloat16, jnp.float32):
         kernels['tpu'] = on_tpu
@@ -43,10 +45,11 @@ def attend(
 ''',
     "attend_on_tpu": '''
 def attend_on_tpu(
-    q, k, v, specs, t, last, length, window=None, seen=None, scale=1.0, softcap=0.0, most=(512, 512)
+    q, k, v, at, specs, t, last, length, window=None, seen=None, scale=1.0, softcap=0.0, most=(512, 512)
 ):
     """Attention as one kernel, whose scores are never in memory (Dao et al. 2022): for each block of queries one block
-    of positions after the other, but for those of which no query sees any, which are not read either.
+    of positions after the other, but for those of which no query sees any, which are not read either. What is stacked
+    is read where it lies. libtpu holds an array whose rows are no whole lanes with positions along the lanes.
 
     most: so many queries and positions are a block; where queries are few, four times the positions.
     """
@@ -54,7 +57,7 @@ def attend_on_tpu(
     v_dims, _, means = specs[1].replace('->', ',').split(',')
     rows, positions = rows[:-1], rows[-1]
     depth, width = (set(q_dims) - set(rows)).pop(), means[-1]
-    sizes = dict(zip(q_dims + v_dims, q.shape + v.shape))
+    sizes = dict(zip(q_dims + v_dims, q.shape + v.shape[len(at):]))
     D, W = sizes[depth], sizes[width]
 
     def number(dims):
@@ -65,7 +68,8 @@ def attend_on_tpu(
     each = [dim for dim in rows if dim in k_dims or dim in v_dims]
     heads = [dim for dim in k_dims[k_dims.index(positions) + 1:] if dim != depth]
     together = number(heads) * number(dim for dim in rows if dim not in each)
-    if k_dims[:-1] != v_dims[:-1] or (k_dims[-1], v_dims[-1]) != (depth, width) or together > 128:
+    across = D % 128 > 0, W % 128 > 0
+    if k_dims[:-1] != v_dims[:-1] or (k_dims[-1], v_dims[-1]) != (depth, width) or together > 128 or any(across):
         heads = []
     each = [dim for dim in each if dim not in heads]
     own = heads + [dim for dim in rows if dim not in each and dim not in heads]
@@ -77,6 +81,17 @@ def attend_on_tpu(
     def laid(x, dims, *minor):  # [those of `each` that it has, the rows, the last dimension]
         major = [dim for dim in each if dim in dims]
         return jnp.einsum(f"{dims}->{''.join([*major, *minor])}", x).reshape(number(major), -1, sizes[minor[-1]])
+
+    def stack(x, dims, across):  # [entries, those of `each`, positions and last dimension, or across], and the entry
+        own, last = [dim for dim in each if dim in dims], dims[-1]
+        wanted = ''.join([*own, last, positions] if across else [*own, positions, *heads, last])
+        there, entry = at, 0
+        if wanted != (dims.replace(positions, '') + positions if across else dims):
+            x, there = x[at], ()  # a copy, though not of all entries
+        for index, size in zip(there, x.shape):
+            entry = entry * size + index
+        shape = number(own), *((sizes[last], T) if across else (T, sizes[last]))
+        return jnp.einsum(f'...{dims}->...{wanted}', x).reshape(-1, *shape), entry
 
     def place(n, dims):  # of the entry of `each` among those of fewer dimensions
         at = 0
@@ -112,26 +127,31 @@ def attend_on_tpu(
     head = jnp.pad(lax.iota(jnp.int32, M) // (M // H), (0, n_queries * few - M), mode='edge') * span
     to, since = ((x + head)[:, None] for x in (to, since))
 
-    def query_block(n, i, j, first, final):
+    def query_block(n, i, j, first, final, *_):
         return n, i, 0
 
-    def mask_block(n, i, j, first, final):
+    def mask_block(n, i, j, first, final, *_):
         return place(n, masked), 0, i
 
-    def row_block(n, i, j, first, final):
+    def row_block(n, i, j, first, final, *_):
         return n, 0, i
 
-    def position_block(n, i, j, first, final):
+    def position_block(n, i, j, first, final, *_):
         at = place(n, masked) * n_queries + i
         return jnp.maximum(jnp.minimum(j, final[at]), jnp.minimum(first[at], n_blocks - 1))
 
-    def block_of(dims):
-        return lambda n, *at: (place(n, [dim for dim in each if dim in dims]), position_block(n, *at), 0)
+    def block_of(which, dims, last):
+        def block(n, i, j, first, final, entries):
+            along = (0, position_block(n, i, j, first, final))
+            along = along if across[which] else along[::-1]
+            return entries[which], place(n, [dim for dim in each if dim in dims]), *along
+
+        return pl.BlockSpec((None, None, *((last, many) if across[which] else (many, last))), block)
 
     precision = 'highest' if q.dtype == jnp.float32 else None
     product = functools.partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
 
-    def kernel(first, final, q, k, v, t, to, since, mean, lse, upto, above, greatest, total, summed):
+    def kernel(first, final, entries, q, k, v, t, to, since, mean, lse, upto, above, greatest, total, summed):
         n, i, j = (pl.program_id(axis) for axis in range(3))
         at = place(n, masked) * n_queries + i
         square = (few, few)
@@ -146,7 +166,7 @@ def attend_on_tpu(
 
         @pl.when((first[at] <= j) & (j <= final[at]))
         def _():
-            s = product(q[...], k[...], (((1,), (1,)), ((), ()))) * scale
+            s = product(q[...], k[...], (((1,), (1 - across[0],)), ((), ()))) * scale
             s = softcap * jnp.tanh(s / softcap) if softcap else s
             s = jnp.where((t[...] <= upto[...]) & (t[...] > above[...]), s, -jnp.inf)
             before = greatest[...]
@@ -154,10 +174,11 @@ def attend_on_tpu(
             powers, share = jnp.exp(s - greatest[...]), jnp.exp(before - greatest[...])
             values = v[...]
             if T % many:  # behind the last position there may be anything
-                row = j * many + lax.broadcasted_iota(jnp.int32, values.shape, 0)
+                row = j * many + lax.broadcasted_iota(jnp.int32, values.shape, int(across[1]))
                 values = jnp.where(row < T, values, jnp.zeros_like(values))
             total[...] = share * total[...] + jnp.sum(powers, 1, keepdims=True)
-            summed[...] = share * summed[...] + product(powers.astype(v.dtype), values, (((1,), (0,)), ((), ())))
+            powers = powers.astype(v.dtype)
+            summed[...] = share * summed[...] + product(powers, values, (((1,), (int(across[1]),)), ((), ())))
 
         @pl.when(j == n_blocks - 1)
         def _():
@@ -173,16 +194,18 @@ def attend_on_tpu(
 
     shapes = jax.eval_shape(results)
     seen, read = seen or (sizes[positions],) * 2
-    traffic = (k.nbytes + v.nbytes) * read // sizes[positions] + sum(x.size * x.dtype.itemsize for x in (q, *shapes))
+    (k, entry_of_k), (v, entry_of_v) = stack(k, k_dims, across[0]), stack(v, v_dims, across[1])
+    traffic = (k.nbytes // len(k) + v.nbytes // len(v)) * read // sizes[positions]
+    traffic += sum(x.size * x.dtype.itemsize for x in (q, *shapes))
     mean, lse = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
+            num_scalar_prefetch=3,
             grid=(N, n_queries, n_blocks),
             in_specs=[
                 pl.BlockSpec((None, few, D), query_block),
-                pl.BlockSpec((None, many, D), block_of(k_dims)),
-                pl.BlockSpec((None, many, W), block_of(v_dims)),
+                block_of(0, k_dims, D),
+                block_of(1, v_dims, W),
                 pl.BlockSpec((1, many), lambda *at: (0, position_block(*at))),
                 pl.BlockSpec((None, 1, few), mask_block),
                 pl.BlockSpec((None, 1, few), mask_block),
@@ -200,12 +223,11 @@ def attend_on_tpu(
         ),
         name='attend',
     )(
-        first, final, laid(q, q_dims, *own, depth), laid(k, k_dims, positions, *heads, depth),
-        laid(v, v_dims, positions, *heads, width), t, to, since,
+        first, final, jnp.array([entry_of_k, entry_of_v], jnp.int32), laid(q, q_dims, *own, depth), k, v, t, to, since,
     )
-    order = ''.join([*each, *own])
-    mean = jnp.einsum(f'{order}{width}->{means}', mean.reshape(*(sizes[dim] for dim in order), W))
-    return mean, jnp.einsum(f'{order}->{rows}', lse.reshape([sizes[dim] for dim in order]))
+    queries = ''.join([*each, *own])
+    mean = jnp.einsum(f'{queries}{width}->{means}', mean.reshape(*(sizes[dim] for dim in queries), W))
+    return mean, jnp.einsum(f'{queries}->{rows}', lse.reshape([sizes[dim] for dim in queries]))
 ''',
     "attend_by_cudnn": '''
 def attend_by_cudnn(q, k, v, t, last, length, specs, queries, window=None, scale=1.0):

@@ -74,6 +74,11 @@ class View:
     def code(self) -> str:
         return self.python + (self.slice.subscript if self.slice else "")
 
+    @property
+    def stacked(self) -> tuple[str, tuple[str, ...]] | None:
+        """As of a `Term`."""
+        return (self.python, self.slice.entry) if self.slice and self.slice.entry else None
+
 
 class FunctionBody:
     """Emits the statements of one function."""
@@ -129,7 +134,8 @@ class FunctionBody:
             if isinstance(operand, Number):
                 made.append(Term(number_text(operand.value), None, operand))
             else:
-                made.append(Term(views[operand].code, self.type_of(operand, scope)))
+                view = views[operand]
+                made.append(Term(view.code, self.type_of(operand, scope), stacked=view.stacked))
         return made
 
     def let(self, statement: Let, scope: Scope, views: dict[str, View], indent: str) -> None:
@@ -177,7 +183,7 @@ class FunctionBody:
             after[dim] = f"{following} // {rest} % {sizes[dim]}" if rest > 1 else f"{following} % {sizes[dim]}"
         moved = tuple((dim, after.get(dim, index)) for dim, index in view.slice.indices)
         code = View(view.python, SliceOf(view.slice.whole, moved)).code
-        return replace(term, code=code), "" if moves.wrap else f"{following} == {last}"
+        return replace(term, code=code, stacked=None), "" if moves.wrap else f"{following} == {last}"
 
     def set_in_place(
         self, body: Sequence[Statement], at: int, scope: Scope, views: dict[str, View]
@@ -209,7 +215,7 @@ class FunctionBody:
         kind, view = concrete(value.name, value.type), views[state]
         assert isinstance(statement.operation, ops.Update)
         terms = self.terms(statement.operands, scope, views)
-        terms[0] = replace(terms[0], code=view.python)
+        terms[0] = replace(terms[0], code=view.python, stacked=None)
         code = lower_update(statement.operation, terms, kind, self.lowering, view.slice)
         whole = view.slice.whole if view.slice else kind
         self.lines.extend(assigned(view.python, code, str(whole), indent))

@@ -330,8 +330,9 @@ def rows_written(x, rows, starts, axis):
     def there():
         return lax.dynamic_slice(x, starts, rows.shape)
 
-    def laid_there():  # as x lies: compilers of accelerators that lay the slice out otherwise copy x
-        return with_layout_constraint(there(), Layout(tuple(range(x.ndim))))
+    def laid_there(across=False):  # as x lies: compilers of accelerators that lay the slice out otherwise copy x
+        order = sorted(range(x.ndim), key=lambda dim: across and dim == axis)
+        return with_layout_constraint(there(), Layout(tuple(order)))
 
     def written(there=None):
         row = inside - at + lax.broadcasted_iota(jnp.int32, rows.shape, axis)
@@ -340,9 +341,75 @@ def rows_written(x, rows, starts, axis):
         return lax.dynamic_update_slice(x, kept, starts)
 
     # On CPUs XLA copies x unless it is written in a branch; on GPUs a branch would wait for the host.
+    # libtpu lays an array whose rows are no whole lanes with the axis along the lanes.
+    across = x.shape[-1] % 128 > 0
     return lax.platform_dependent(
-        cpu=lambda: lax.cond(at == inside, written, lambda: written(there)), default=lambda: written(laid_there)
+        cpu=lambda: lax.cond(at == inside, written, lambda: written(there)),
+        tpu=lambda: written(lambda: laid_there(across)),
+        default=lambda: written(laid_there),
     )
+''',
+    "rows_written_apart": '''
+def rows_written_apart(x, rows, at, place):
+    """x [at, batch, positions, ...] with a row of each entry of the batch, rows [batch, ...], written at a place of its
+    own in this entry of the leading axes; what falls outside is dropped.
+
+    libtpu lays x, whose rows are no whole lanes, with positions along the lanes, and copies all of it there and back
+    where rows are scattered. So a kernel writes them, through the 128 positions around each.
+    """
+    def by_index(x, rows, at, place):
+        batch = jnp.meshgrid(*map(jnp.arange, place.shape), indexing='ij', sparse=True)
+        return x.at[(*at, *batch, place)].set(rows, mode='drop', wrap_negative_indices=False)
+
+    @jax.custom_jvp
+    def on_tpu(x, rows, at, place):
+        axis, entry = len(at) + place.ndim, jnp.zeros(1, jnp.int32)
+        for index, size in zip(at, x.shape):
+            entry = entry * size + index
+        B, H, (T, D) = place.size, math.prod(x.shape[axis + 1:-1]), (x.shape[axis], x.shape[-1])
+        heads = max(n for n in range(1, H + 1) if H % n == 0 and (n == 1 or n * D <= 2048))
+        span, lanes = min(T, 128), min(B, 128)
+
+        def across(x):
+            return jnp.moveaxis(x, axis, -1).reshape(-1, B, H, D, T)
+
+        def kernel(entry, place, new, old, made):
+            b = pl.program_id(0)
+            column = lax.broadcasted_iota(jnp.int32, new.shape, 2) == lax.rem(b, lanes)
+            column = jnp.sum(jnp.where(column, new[...].astype(jnp.float32), 0), 2, keepdims=True)
+            here = lax.broadcasted_iota(jnp.int32, old.shape, 2) == place[b] - first(place[b]) * span
+            made[...] = jnp.where(here, column, old[...].astype(jnp.float32)).astype(made.dtype)
+
+        def first(place):
+            return lax.div(jnp.clip(place, 0, T - 1), span)
+
+        there = pl.BlockSpec(
+            (None, None, heads, D, span), lambda b, h, entry, place: (entry[0], b, h, 0, first(place[b]))
+        )
+        made = pl.pallas_call(
+            kernel,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=2,
+                grid=(B, H // heads),
+                in_specs=[pl.BlockSpec((heads, D, lanes), lambda b, h, *_: (h, 0, lax.div(b, lanes))), there],
+                out_specs=there,
+            ),
+            out_shape=jax.eval_shape(lambda: across(by_index(x, rows, at, place))),
+            input_output_aliases={3: 0},
+            cost_estimate=pl.CostEstimate(
+                flops=0, transcendentals=0, bytes_accessed=(2 * span + 1) * B * H * D * x.dtype.itemsize
+            ),
+            name='rows_written',
+        )(entry, place.reshape(-1), jnp.moveaxis(rows.reshape(B, H, D), 0, -1), across(x))
+        return jnp.moveaxis(made.reshape(*x.shape[:axis], *x.shape[axis + 1:], T), -1, axis)
+
+    @on_tpu.defjvp
+    def _(primals, tangents):
+        return on_tpu(*primals), jax.jvp(by_index, primals, tangents)[1]
+
+    args = x, rows, at, place
+    kernels = {'tpu': on_tpu} if x.dtype in (jnp.bfloat16, jnp.float32) else {}
+    return lax.platform_dependent(*args, default=by_index, **kernels)
 ''',
     "rotary": '''
 def rotary(x, positions, frequencies, axis, style):

@@ -133,6 +133,13 @@ class SliceOf:
             index.pop()
         return f"[{', '.join(index)}]" if index else ""
 
+    @property
+    def entry(self) -> tuple[str, ...]:
+        """The loops' indices where they are those of the leading axes; else none."""
+        found = dict(self.indices)
+        leading = self.whole.names[: len(found)]
+        return tuple(found[name] for name in leading) if set(leading) == set(found) else ()
+
 
 def lower_update(
     operation: ops.Update,
@@ -166,6 +173,11 @@ def lower_update(
         rows = reshaped(transposed(terms[1].code, [own.index(name) for name in names]), sizes, shape)
         return _block_written(operation, terms, cache, whole, loops, rows, n_rows, lowering)
 
+    if n_rows == 1 and not others and _laid_across(cache, operation.dim, positions, stacked, lowering):
+        names = [written if name == operation.dim else name for name in cache.names if written or name != operation.dim]
+        rows = transposed(terms[1].code, [new.names.index(name) for name in names])
+        return _written_apart(operation, terms, cache, stacked, rows, lowering)
+
     # The index arrays broadcast against each other over `over`: the positions' dimensions and the written one.
     over = [name for name in cache.names if name in batch or (name == operation.dim and written is not None)]
     start = aligned(terms[2], over, DType.INT32)
@@ -195,6 +207,42 @@ def lower_update(
     slot = [*kept[:before], *over, *kept[before:]]
     rows = transposed(terms[1].code, [own.index(name) for name in slot])
     return f"{terms[0].code}.at[{', '.join(index)}].set({rows}, mode='drop', wrap_negative_indices=False)"
+
+
+def _laid_across(cache: TensorType, dim: str, positions: set[str], stacked: SliceOf | None, lowering: Lowering) -> bool:
+    """Tells whether the target's compiler lays a cache with positions along the lanes, whose rows have places of their
+    own for each entry of the leading dimensions."""
+    at, tile = axis_of(cache, dim), lowering.forms.tile
+    return (
+        tile is not None
+        and cache.placement == ON_DEVICE
+        and at + 1 < len(cache.names)
+        and lowering.size(cache, cache.names[-1]) % tile[1] > 0
+        and positions.issubset(cache.names[:at])
+        and (stacked is None or len(stacked.entry) > 0)
+    )
+
+
+def _written_apart(
+    operation: ops.Update,
+    terms: Sequence[Term],
+    cache: TensorType,
+    stacked: SliceOf | None,
+    rows: str,
+    lowering: Lowering,
+) -> str:
+    """A call of the helper `rows_written_apart`; rows are in the order of the cache's dimensions."""
+    lowering.use_helper("rows_written_apart")
+    at, sizes = axis_of(cache, operation.dim), list(cache.local_shape(lowering.mesh))
+    rows = reshaped(rows, (), sizes[:at] + sizes[at + 1 :])
+    place = aligned(terms[2], cache.names[:at], DType.INT32)
+    if operation.wrap:
+        place = f"({wrapped(f'({place})', cache, operation.dim)})"
+    place = lowering.local_place(place, cache, operation.dim)
+    if terms[2].kind is None or set(terms[2].kind.names) != set(cache.names[:at]):
+        place = f"jnp.broadcast_to({place}, {tuple_text([str(size) for size in sizes[:at]])})"
+    entry = tuple_text(stacked.entry) if stacked else "()"
+    return f"rows_written_apart({terms[0].code}, {rows}, {entry}, {place})"
 
 
 def _block_written(

@@ -22,11 +22,15 @@ from shardwright.ir.types import DType, TensorType
 
 @dataclass(frozen=True)
 class Term:
-    """An operand: Python code that is a name or a subscript, and its type; a literal has no type."""
+    """An operand: Python code that is a name or a subscript, and its type; a literal has no type.
+
+    `stacked` is for an entry of an array with further leading axes: the array's name, and the indices of the entry.
+    """
 
     code: str
     kind: TensorType | None
     number: Number | None = None
+    stacked: tuple[str, tuple[str, ...]] | None = None
 
     @property
     def tensor(self) -> TensorType:

@@ -1,10 +1,11 @@
-"""The TPU's attention kernel under Pallas's interpreter, and what a module asks of a GPU, against the plain oracle."""
+"""The TPU's kernels of attention and of caches' rows under Pallas's interpreter, and what a module asks of a GPU,
+against plain oracles."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,27 +19,31 @@ from shardwright.backends.jax.helpers import HELPERS
 from shardwright.backends.jax.module_files import abstract_arguments, load_module
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.targets.names import parse_target
 from shardwright.passes.pipelines import explicit
 
 Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture
-def attend_on_tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The helper of an emitted module, its kernel interpreted."""
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Gives a helper of an emitted module, its kernel interpreted."""
     import jax
     from jax.experimental import pallas
     from jax.experimental.pallas import tpu
 
     library: Any = jax
-    interpreted = functools.partial(pallas.pallas_call, interpret=True)
-    monkeypatch.setattr(pallas, "pallas_call", interpreted)
+    on_a_tpu(monkeypatch)
     names: dict[str, Any] = {
         "functools": functools, "math": math, "jax": library, "jnp": library.numpy, "lax": library.lax, "pl": pallas,
         "pltpu": tpu,
     }  # fmt: skip
-    exec(HELPERS["attend_on_tpu"], names)
-    return names["attend_on_tpu"]
+
+    def helper(name: str) -> Any:
+        exec(HELPERS[name], names)
+        return names[name]
+
+    return helper
 
 
 LAYOUTS = {
@@ -49,8 +54,9 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_cases(seed: int, attend_on_tpu: Any) -> None:
-    """Shapes that are no multiples of blocks, blocks of odd sizes, positions in any order."""
+def test_random_cases(seed: int, interpreted: Callable[[str], Any]) -> None:
+    """Shapes that are no multiples of blocks, blocks of odd sizes, positions in any order; keys and values by
+    themselves or within a stack of others, of rows that are whole lanes or are not."""
     import jax
 
     library: Any = jax
@@ -63,6 +69,7 @@ def test_random_cases(seed: int, attend_on_tpu: Any) -> None:
     specs = list(LAYOUTS.values())[seed % 3]
     dtype = ("float32", "bfloat16")[seed // 3 % 2]
     sizes = {"b": upto(3), "k": upto(3), "g": upto(4), "d": upto(9), "w": upto(9), "l": upto(21), "t": upto(40)}
+    sizes |= {name: 128 for name in ("d", "w") if rng.integers(2)}
     if seed % 4 == 0:
         sizes["l"] = 1
     k_dims, q_dims, scores = specs[0].replace("->", ",").split(",")
@@ -83,10 +90,13 @@ def test_random_cases(seed: int, attend_on_tpu: Any) -> None:
     last = row(np.arange(sizes["l"], dtype=np.int32), "l") + row(pos, "b") if causal else None
     options = {"most": (upto(8), upto(8)), "window": window if causal else None, **changed}
     k_and_v = (arrays[name][_along(dims, order)] for name, dims in (("k", k_dims), ("v", v_dims)))
-    given = (arrays["q"], *k_and_v, jnp.asarray(order), last, None if length is None else row(length, "b"))
+    stack = [upto(3) for _ in range(rng.integers(3))]
+    at = tuple(int(rng.integers(n)) for n in stack)
+    k_and_v = (jnp.full((*stack, *x.shape), np.nan, dtype).at[at].set(x) for x in k_and_v)
+    given = (arrays["q"], *k_and_v, at, jnp.asarray(order), last, None if length is None else row(length, "b"))
 
-    def attend(q: Any, k: Any, v: Any, *masks: Any) -> Any:
-        return attend_on_tpu(q, k, v, specs, *masks, **options)
+    def attend(q: Any, k: Any, v: Any, at: Any, *masks: Any) -> Any:
+        return interpreted("attend_on_tpu")(q, k, v, at, specs, *masks, **options)
 
     mean, lse = library.jit(attend)(*given)
     q, k, v = (
@@ -100,6 +110,35 @@ def test_random_cases(seed: int, attend_on_tpu: Any) -> None:
     np.testing.assert_allclose(
         np.asarray(lse).transpose([scores.index(d) for d in "blkg"]), expected[1], rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_rows(seed: int, interpreted: Callable[[str], Any]) -> None:
+    """Places of all sorts, outside too, in batches of one or two dimensions, within stacks; and the derivative."""
+    import jax
+
+    library: Any = jax
+    jnp = library.numpy
+    rng = np.random.default_rng(seed)
+    stack, batch, rest = ([int(n) for n in rng.integers(1, 4, rng.integers(low, 3))] for low in (0, 1, 0))
+    batch[0] = 150 if seed % 4 == 0 else batch[0]  # of more than a tile's lanes
+    size, width = (int(rng.integers(1, n)) for n in (300, 9))
+    dtype = ("float32", "bfloat16")[seed % 2]
+    x = jnp.asarray(rng.standard_normal((*stack, *batch, size, *rest, width)), dtype)
+    rows = jnp.asarray(rng.standard_normal((*batch, *rest, width)), dtype)
+    place = rng.integers(-size // 2, 2 * size, batch).astype(np.int32)
+    at = tuple(int(rng.integers(n)) for n in stack)
+    wanted = np.array(x.astype(jnp.float32))
+    for entry in np.ndindex(*batch):
+        if 0 <= place[entry] < size:
+            wanted[(*at, *entry, place[entry])] = rows[entry]
+
+    def written(x: Any, rows: Any) -> Any:
+        return interpreted("rows_written_apart")(x, rows, at, jnp.asarray(place))
+
+    found, tangent = library.jvp(written, (x, rows), (x, rows))  # which is linear
+    np.testing.assert_array_equal(np.asarray(found, np.float32), wanted)
+    np.testing.assert_array_equal(np.asarray(tangent, np.float32), wanted)
 
 
 def _along(dims: str, order: Array) -> Any:
@@ -278,3 +317,41 @@ def test_lowered_for_tpus(name: str) -> None:
     for each in (function, library.jit(derivative)):
         lowered = each.trace(*given).lower(lowering_platforms=("tpu",))
         assert lowered.as_text().count("@tpu_custom_call") == 1
+
+
+UPDATES = {
+    "a stack of caches": (
+        "k: f32 NB_xTHD",
+        "row: f32 B_xLHD, at: int32 B_x",
+        "loop[N](h: f32 B_xLHD = row) {{ set k = {update}(k, h, at)\n next h * 2.0 }}",
+    ),
+    "positions over chips": ("k: f32 BT_xHD", "row: f32 BLHD, at: int32 B", "{update}(k, row, at)"),
+    "no dimension that is written": ("k: f32 B_xTD", "row: f32 B_xD, at: int32 B_x", "{update}(k, row, at)"),
+    "heads before positions": ("k: f32 B_xH_yTD", "row: f32 B_xLH_yD, at: int32 B_x", "{update}(k, row, at)"),
+    "a place for each head": ("k: f32 B_xHTD", "row: f32 B_xLHD, at: int32 HB_x", "{update}(k, row, at)"),
+}
+
+
+@pytest.mark.parametrize("update", ["update[T]", "update[T, wrap=true]"])
+@pytest.mark.parametrize("name", UPDATES)
+def test_rows_at_places_of_their_own(name: str, update: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As modules for TPUs write them, where rows are no whole lanes."""
+    state, params, text = UPDATES[name]
+    made = program(
+        f"mesh x=2 y=2\ndim N=2 B=4 L=1 T=6 H=2 D=5\nstate {{ {state} }}\n"
+        f"func f({params}) -> f32 {params.split()[2].rstrip(',')} {{\n"
+        f"  {'y' if 'loop' in text else 'set k'} = {text.format(update=update)}\n  return row\n}}\n"
+    )
+    rng = np.random.default_rng(0)
+    shapes = {value.name: [dim.size for dim in value.type.dims] for value in (*made.func("f").params, *made.state)}
+    arrays = {name: rng.integers(-99, 99, shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays["at"] = rng.permuted(np.resize(np.array([-3, 0, 2, 5, 6, 9], np.int32), shapes["at"]))
+    held = {"k": arrays.pop("k")}
+    _, wanted = evaluate(made, "f", arrays, state=held)
+    laid = explicit(made)
+    forms = parse_target("tpu-v5e:2x2").forms
+    assert "= rows_written_apart(" in emit(laid, forms=forms)
+    monkeypatch.setattr("shardwright.backends.jax.session.emit", functools.partial(emit, forms=forms))
+    on_a_tpu(monkeypatch)
+    _, found = run_program(laid, "f", arrays, state=held)
+    np.testing.assert_array_equal(found["k"], wanted["k"])

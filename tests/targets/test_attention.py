@@ -107,6 +107,35 @@ def test_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken[0] < taken[1] / 2
 
 
+CACHED = """
+mesh x=2 y=2
+dim N=4 B=64 L=1 T=2048 H=4 G=4 D=128
+state { k: NB_xTH_yD
+        v: NB_xTH_yD
+        pos: int32 }
+func decode(q: B_xLH_yGD, new: B_xLH_yD, start: B_xLH_yGD) -> B_xLH_yGD {
+  mean: B_xLH_yGD = loop[N](before: B_xLH_yGD = start) {
+    set k = update[T](k, new, pos)
+    set v = update[T](v, new * 2, pos)
+    next before + attend[T, D, causal=L](q, k, v, pos=pos)
+  }
+  set pos = pos + 1
+  return mean
+}
+"""
+
+
+@pytest.mark.parametrize(("size", "pos"), [(80, "pos: int32 }"), (80, "pos: int32 B_x }"), (128, "pos: int32 B_x }")])
+@pytest.mark.parametrize("target", TPUS)
+def test_caches_are_read_and_written_where_they_lie(target: str, pos: str, size: int) -> None:
+    """A layer's within those of all; of rows that are no whole lanes, with positions along the lanes."""
+    told = explain_program(explicit(program(CACHED.replace("pos: int32 }", pos).replace("128", str(size)))), target)
+    assert told.errors == ()
+    (func,) = told.functions
+    rows = 32 * 2 * size * 2
+    assert (func.temporary_bytes or 0) < 2048 * rows / 8  # of what a layer's keys take
+
+
 def test_gpus_ask_cudnn_when_they_run(tmp_path: Path) -> None:
     """Without a GPU the loop is compiled, and `explain` says so."""
     told = explained("h100:4")
