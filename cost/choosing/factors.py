@@ -229,16 +229,18 @@ class TreeFactor:
 
     def _growing(self, leaves: Sequence[Costs]) -> tuple[list[Costs], list[Costs]]:
         n = 1 << len(leaves)
-        nothing = np.zeros(len(self.places[0]))
-        served, reached = [nothing] * n, [nothing] * n
+        proper = np.zeros((n - 1, len(self.moves)))
+        reached = [*proper, np.zeros(len(self.places[0]))]
+        served = reached[:1] * n
         for subset in range(1, n):
             if subset & (subset - 1) == 0:
                 leaf = subset.bit_length() - 1
                 served[subset], moves = leaves[leaf], self._to_leaf[leaf]
             else:
-                served[subset] = np.minimum.reduce([reached[a] + reached[subset ^ a] for a in halves(subset)])
+                part, rest = _cut(subset)[0]
+                served[subset] = np.minimum.reduce(proper[part] + proper[rest], axis=0)
                 moves = self._from_home if subset == n - 1 else self.moves
-            reached[subset] = np.minimum.reduce(moves + served[subset], axis=1)
+            np.minimum.reduce(moves + served[subset], axis=1, out=reached[subset])
         if self.parting is not None:
             reached[-1] = np.minimum(reached[-1] + self.parting[self.places[0]], _summed(self._staying(leaves)))
         return served, reached
@@ -251,9 +253,10 @@ class TreeFactor:
         """The least cost of all but a subset's branch, by the layout that it sets out from, and that it arrives at; by
         the choices of home and of single leaves as in `_grown`. Of `reached` proper subsets are used."""
         full = (1 << len(self._leaf_slots)) - 1
-        outside_reached: list[Costs] = [np.full(len(self.moves), FORBIDDEN)] * (full + 1)
-        outside_served = list(outside_reached)
-        outside_reached[full] = root if self.parting is None else root + self.parting[self.places[0]]
+        proper = np.full((full, len(self.moves)), FORBIDDEN)
+        outside_reached = [*proper, root if self.parting is None else root + self.parting[self.places[0]]]
+        outside_served = outside_reached[:1] * (full + 1)
+        others = np.array(reached[:full])
         for subset in range(full, 0, -1):
             if subset & (subset - 1) == 0:
                 moves = self._to_leaf[subset.bit_length() - 1]
@@ -261,10 +264,8 @@ class TreeFactor:
                 moves = self._from_home if subset == full else self.moves
             outside_served[subset] = np.minimum.reduce(outside_reached[subset][:, None] + moves, axis=0)
             if subset & (subset - 1):
-                for part in halves(subset):
-                    for a in (part, subset ^ part):
-                        rest = outside_served[subset] + reached[subset ^ a]
-                        outside_reached[a] = np.minimum(outside_reached[a], rest)
+                for part, rest in _cut(subset):
+                    proper[part] = np.minimum(proper[part], outside_served[subset] + others[rest])
         return outside_reached, outside_served
 
     def least(self, theta: Sequence[Costs]) -> float:
@@ -411,6 +412,19 @@ def halves(subset: int) -> tuple[int, ...]:
         part = (part - 1) & rest
         parts.append(part | low)
     return tuple(parts)
+
+
+Index = slice | NDArray[np.int64]
+
+
+@lru_cache(maxsize=1 << 12)
+def _cut(subset: int) -> tuple[tuple[Index, Index], tuple[Index, Index]]:
+    """The `halves` of a subset and their complements as indices of rows, and the other way round."""
+    parts = np.array(halves(subset))
+    first, second = parts, subset ^ parts
+    if len(parts) == 1:  # as slices, which index in a third of the time
+        first, second = (slice(part, part + 1) for (part,) in (first.tolist(), second.tolist()))
+    return (first, second), (second, first)
 
 
 def tree_entries(layouts: int, homes: int, leaves: Sequence[int]) -> int:
