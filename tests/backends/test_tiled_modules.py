@@ -203,17 +203,25 @@ def test_pieces_written_at_their_own_places_and_added_up() -> None:
     assert told(*written, flat.format("%put"), tanh) == [MISSING]
 
 
+@pytest.mark.parametrize("size", [512, 64])
 @pytest.mark.parametrize("split", [True, False])
-def test_attention_as_a_kernel(split: bool) -> None:
-    """Queries and keys whose elements are split make scores that are still to be summed; a kernel takes them whole."""
-    given = ", ".join(3 * ["%q" if split else "%g"])
+def test_attention_as_a_kernel(split: bool, size: int) -> None:
+    """Queries and keys whose elements are split make scores that are still to be summed; a kernel takes them whole.
+    Of 64 elements, which are no whole lanes, a cache lies with positions behind them."""
+    queries = "%q" if split else "%g"
+    cache = f"bf16[2,8,{size},8]{{3,2,1,0:{T2}}}" if size % 128 else f"bf16[2,8,8,{size}]{{3,2,1,0:{T2}}}"
     lines = [
         "%n = s32[8]{0:T(128)} iota(), iota_dimension=0",
         f"%g = bf16[8,8,512]{{2,1,0:{T2}}} all-to-all(%q), {ALL}, dimensions={{0}}",
-        f"%attend.1 = (bf16[8,8,512]{{2,1,0}}, f32[8,1,8]{{2,1,0}}) custom-call(%n, %n, {given}, %n), "
-        'custom_call_target="tpu_custom_call"',
-        "%m = bf16[8,8,512]{2,1,0} get-tuple-element(%attend.1), index=0",
-        "ROOT %t = bf16[8,8,512]{2,1,0} tanh(%m)",
+        f"%cut = bf16[8,8,{size}]{{2,1,0:{T2}}} slice({queries}), slice={{[0:8],[0:8],[0:{size}]}}",
+        f"%one = bf16[1,8,8,{size}]{{3,2,1,0:{T2}}} reshape(%cut)",
+        f"%two = bf16[2,8,8,{size}]{{3,2,1,0:{T2}}} concatenate(%one, %one), dimensions={{0}}",
+        f"%k = {cache} {'transpose(%two), dimensions={0,1,3,2}' if size % 128 else 'copy(%two)'}",
+        f'%rows_written.1 = {cache} custom-call(%n, %n, %n, %k), custom_call_target="tpu_custom_call"',
+        f"%attend.1 = (bf16[8,8,{size}]{{2,1,0}}, f32[8,1,8]{{2,1,0}}) custom-call(%n, %n, %n, %cut, %k, "
+        '%rows_written.1, %n), custom_call_target="tpu_custom_call"',
+        f"%m = bf16[8,8,{size}]{{2,1,0}} get-tuple-element(%attend.1), index=0",
+        f"ROOT %t = bf16[8,8,{size}]{{2,1,0}} tanh(%m)",
     ]
     assert told(*lines) == ([MISSING.replace("tanh", "custom-call")] if split else [])
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from shardwright.backends.hlo.checking.dimensions import apart, different, hidden_of, joint, together
 from shardwright.backends.hlo.checking.reshaping import reshaped
 from shardwright.backends.hlo.checking.step import CheckedInstruction, told
-from shardwright.backends.hlo.checking.values import Value
+from shardwright.backends.hlo.checking.values import Value, leaf_types, shape_of
 from shardwright.backends.hlo.convolutions import convolution_dims
 from shardwright.backends.hlo.states import (
     Part,
@@ -22,6 +22,8 @@ from shardwright.backends.hlo.states import (
     whole_digit,
 )
 from shardwright.backends.hlo.tables import Table, decided_by, is_reordered, ranked
+
+_LANES = 128
 
 
 class ContractionStep(CheckedInstruction):
@@ -153,13 +155,25 @@ class ContractionStep(CheckedInstruction):
         return placed(dims, made, open=made.open | away)
 
     def attention(self) -> Value:
-        """The kernel of emitted modules (`attend_on_tpu`): queries [N, M, D], keys and values [N or fewer, positions, D
-        or W] are the third operand and the two after it; the mean [N, M, W] and the logarithm [N, 1, M]."""
-        q, k, v = self.states[2:5]
-        if k.split(1) or v.split(1):
+        """The kernel of emitted modules (`attend_on_tpu`): queries [N, M, D], and keys and values, each an entry of so
+        many [N or fewer, positions, D or W], or the last two the other way round, are the fourth operand and the two
+        after it; the mean [N, M, W] and the logarithm [N, 1, M]."""
+        q, k, v = self.states[3:6]
+        last = extent(q.dims[2]), shape_of(leaf_types(self.instruction.type)[0])[2]
+        positions = [3 if size % _LANES else 2 for size in last]
+        if any(cache.split(0) or cache.split(at) for cache, at in zip((k, v), positions, strict=True)):
             return self.opaque()  # a partial softmax
-        mean = self._attended(self._attended(q, k, 2), v, 1)
+        k, v = (replace(cache, dims=cache.dims[1:]) for cache in (k, v))
+        mean = self._attended(self._attended(q, k, 4 - positions[0]), v, positions[1] - 1)
         return mean, placed([q.dims[0], (), q.dims[1]], q)
+
+    def rows_written(self) -> Value:
+        """The kernel of emitted modules (`rows_written_apart`): the rows are the third operand, the last is what they
+        are written into."""
+        new, old = self.states[2:4]
+        if new.sums - old.sums and not new.open and not new.elastic:
+            return self.fault(self.used_as_whole(new))
+        return old
 
     def _attended(self, rows: State, cache: State, summed: int) -> State:
         """Rows [N, M, x] times keys or values; where these have fewer groups, several rows have the same."""

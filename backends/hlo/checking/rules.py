@@ -12,19 +12,20 @@ from shardwright.backends.hlo.checking.exchanges import ExchangeStep
 from shardwright.backends.hlo.checking.shapes import ShapeStep
 from shardwright.backends.hlo.checking.values import Value
 
-_OUR_KERNEL = re.compile(r"attend(\.\d+)?")
+_OUR_KERNEL = re.compile(r"(attend|rows_written)(\.\d+)?")
 
 
 class InstructionStep(ElementwiseStep, ShapeStep, ContractionStep, ExchangeStep, ControlStep):
     """An instruction of any opcode."""
 
     def custom_call(self) -> Value:
-        """Slices brought together by libtpu, and our own kernel; nothing is known of others."""
+        """Slices brought together by libtpu, and our own kernels; nothing is known of others."""
         if '"ConcatBitcast"' in self.instruction.attributes:
             return self.joined_slices()
-        if '"tpu_custom_call"' in self.instruction.attributes and _OUR_KERNEL.fullmatch(self.instruction.name):
-            return self.attention()
-        return self.opaque()
+        kernel = _OUR_KERNEL.fullmatch(self.instruction.name)
+        if kernel is None or '"tpu_custom_call"' not in self.instruction.attributes:
+            return self.opaque()
+        return self.attention() if kernel[1] == "attend" else self.rows_written()
 
 
 Step = InstructionStep
