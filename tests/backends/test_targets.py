@@ -123,6 +123,35 @@ def test_vectors_are_gathered_in_the_form_that_the_compiler_keeps() -> None:
     assert np.array_equal(made[1], scale)
 
 
+@pytest.mark.parametrize(
+    ("rows", "matrix", "sizes", "expected"),
+    [
+        ("BLH_xD", "H_xDE", "H=4 D=16 E=6", "'blh,he->ble', x.reshape(2, 3, 32), w.reshape(32, 6)"),
+        ("H_xDE", "BLH_xD", "H=4 D=16 E=6", "'he,blh->ble', x.reshape(32, 6), w.reshape(2, 3, 32)"),
+        ("BLH_xD", "H_xDE", "H=4 D=12 E=6", "'blhd,hde->ble', x, w"),  # a matrix that is in parts of tiles
+        ("BLH_xD", "EH_xD", "H=4 D=16 E=6", "'blhd,ehd->ble', x, w"),  # it has them along the lanes
+        ("BLDH_x", "H_xDE", "H=4 D=16 E=6", "'bldh,hde->ble', x, w"),  # they stand in another order
+    ],
+)
+def test_dimensions_that_are_summed_as_one(rows: str, matrix: str, sizes: str, expected: str) -> None:
+    program = explicit(
+        f"mesh x=2\ndim B=2 L=3 {sizes}\n"
+        f"func f(x: {rows}, w: {matrix}) -> BLE {{ y: BLE(partialsum-x) = x @[HD] w\n return all_reduce[x](y) }}"
+    )
+    text = emit(program, forms=parse_target("tpu-v5e:1x2").forms)
+    assert f"einsum({expected},".replace(" ", "") in "".join(text.split())
+    assert "reshape" not in emit(program).partition("\ndef build_f")[2]
+    module = load_module(text)
+    rng = np.random.default_rng(0)
+    x, w = (
+        rng.integers(-4, 5, [program.sizes()[dim] for dim in dims.replace("_x", "")]).astype(np.float32)
+        for dims in (rows, matrix)
+    )
+    made = module.build_f(module.make_mesh(arrange_devices(2).devices))(*(jnp.asarray(a, jnp.bfloat16) for a in (x, w)))
+    wanted = np.einsum(f"{rows},{matrix}->BLE".replace("_x", ""), x, w)
+    np.testing.assert_allclose(np.asarray(made, np.float32), wanted, rtol=1e-2)
+
+
 @pytest.mark.parametrize(("target", "tiled"), [("tpu-v4:2x2x1", True), ("tpu-v6e:2x2", True), ("h100:4", False)])
 def test_a_reduce_scatter_in_the_form_that_the_compiler_keeps(target: str, tiled: bool) -> None:
     shapes = [shape for shape, _, chips, _ in FORMS if chips == 4 and np.prod(shape) < 3_000_000]
