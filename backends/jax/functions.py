@@ -76,7 +76,7 @@ class View:
 
     @property
     def stacked(self) -> tuple[str, tuple[str, ...]] | None:
-        """As of a `Term`."""
+        """The whole array's name and the indices of the slice, where these are of its leading axes (`Term.stacked`)."""
         return (self.python, self.slice.entry) if self.slice and self.slice.entry else None
 
 

@@ -351,18 +351,30 @@ def rows_written(x, rows, starts, axis):
 ''',
     "rows_written_apart": '''
 def rows_written_apart(x, rows, at, place):
-    """x [at, batch, positions, ...] with a row of each entry of the batch, rows [batch, ...], written at a place of its
-    own in this entry of the leading axes; what falls outside is dropped.
+    """x [at, batch, positions, ...] with rows [batch, n, ...] written in this entry of the leading axes, those of each
+    entry of the batch from a place of its own on; what falls outside is dropped.
 
     libtpu lays x, whose rows are no whole lanes, with positions along the lanes, and copies all of it there and back
-    where rows are scattered. So a kernel writes them, through the 128 positions around each.
+    where rows are scattered. So a kernel writes a single row, through the 128 positions around it; several are a block
+    for each entry of the batch.
     """
-    def by_index(x, rows, at, place):
-        batch = jnp.meshgrid(*map(jnp.arange, place.shape), indexing='ij', sparse=True)
-        return x.at[(*at, *batch, place)].set(rows, mode='drop', wrap_negative_indices=False)
+    n = rows.shape[place.ndim]
 
-    @jax.custom_jvp
-    def on_tpu(x, rows, at, place):
+    def by_index(x, rows, at, place):
+        batch = jnp.meshgrid(*map(jnp.arange, (*place.shape, 1)), indexing='ij', sparse=True)[:-1]
+        places = place[..., None] + lax.iota(jnp.int32, n)
+        return x.at[(*at, *batch, places)].set(rows, mode='drop', wrap_negative_indices=False)
+
+    def by_blocks(x, rows, at, place):
+        def written(b, x):
+            b = jnp.unravel_index(b, place.shape)
+            entry, block = (*at, *b), rows[b]
+            starts = (*entry, place[b], *(0 for _ in block.shape[1:]))
+            return rows_written(x, block.reshape(*(1 for _ in entry), *block.shape), starts, len(entry))
+
+        return lax.fori_loop(0, place.size, written, x)
+
+    def by_kernel(x, rows, at, place):
         axis, entry = len(at) + place.ndim, jnp.zeros(1, jnp.int32)
         for index, size in zip(at, x.shape):
             entry = entry * size + index
@@ -403,13 +415,13 @@ def rows_written_apart(x, rows, at, place):
         )(entry, place.reshape(-1), jnp.moveaxis(rows.reshape(B, H, D), 0, -1), across(x))
         return jnp.moveaxis(made.reshape(*x.shape[:axis], *x.shape[axis + 1:], T), -1, axis)
 
+    on_tpu = jax.custom_jvp(by_kernel if n == 1 and x.dtype in (jnp.bfloat16, jnp.float32) else by_blocks)
+
     @on_tpu.defjvp
     def _(primals, tangents):
         return on_tpu(*primals), jax.jvp(by_index, primals, tangents)[1]
 
-    args = x, rows, at, place
-    kernels = {'tpu': on_tpu} if x.dtype in (jnp.bfloat16, jnp.float32) else {}
-    return lax.platform_dependent(*args, default=by_index, **kernels)
+    return lax.platform_dependent(x, rows, at, place, default=by_index, tpu=on_tpu)
 ''',
     "rotary": '''
 def rotary(x, positions, frequencies, axis, style):

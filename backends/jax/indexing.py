@@ -173,10 +173,10 @@ def lower_update(
         rows = reshaped(transposed(terms[1].code, [own.index(name) for name in names]), sizes, shape)
         return _block_written(operation, terms, cache, whole, loops, rows, n_rows, lowering)
 
-    if n_rows == 1 and not others and _laid_across(cache, operation.dim, positions, stacked, lowering):
-        names = [written if name == operation.dim else name for name in cache.names if written or name != operation.dim]
-        rows = transposed(terms[1].code, [new.names.index(name) for name in names])
-        return _written_apart(operation, terms, cache, stacked, rows, lowering)
+    if beside and not others and _laid_across(cache, operation.dim, positions, stacked, lowering):
+        names = [name for name in cache.names if name in own]
+        rows = transposed(terms[1].code, [own.index(name) for name in names])
+        return _written_apart(operation, terms, cache, stacked, rows, n_rows, lowering)
 
     # The index arrays broadcast against each other over `over`: the positions' dimensions and the written one.
     over = [name for name in cache.names if name in batch or (name == operation.dim and written is not None)]
@@ -229,12 +229,16 @@ def _written_apart(
     cache: TensorType,
     stacked: SliceOf | None,
     rows: str,
+    n_rows: int,
     lowering: Lowering,
 ) -> str:
     """A call of the helper `rows_written_apart`; rows are in the order of the cache's dimensions."""
-    lowering.use_helper("rows_written_apart")
+    for helper in ("rows_written", "rows_written_apart"):
+        lowering.use_helper(helper)
     at, sizes = axis_of(cache, operation.dim), list(cache.local_shape(lowering.mesh))
-    rows = reshaped(rows, (), sizes[:at] + sizes[at + 1 :])
+    new = terms[1].tensor.local_shape(lowering.mesh)
+    if len(new) < len(sizes):  # none of the rows' dimensions is written
+        rows = reshaped(rows, (), [*sizes[:at], n_rows, *sizes[at + 1 :]])
     place = aligned(terms[2], cache.names[:at], DType.INT32)
     if operation.wrap:
         place = f"({wrapped(f'({place})', cache, operation.dim)})"
