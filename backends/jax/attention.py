@@ -42,7 +42,7 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
         ]
         made = lower_attend(operation, brought, replace(result, placement=ON_DEVICE), lowering)
         return f"jax.device_put({made}, jax.memory.Space.Host)"
-    for helper in ("attend", "attend_on_tpu", "attend_by_cudnn", "attend_in_blocks"):
+    for helper in ("attend", "attend_on_tpu", "order_on_tpu", "attend_by_cudnn", "attend_in_blocks"):
         lowering.use_helper(helper)
     (q, k, v), T, rows = (term.tensor for term in terms[:3]), operation.along, result.names[:-1]
     letters = einsum_letters(list(dict.fromkeys((*q.names, *k.names, *v.names))))

@@ -49,7 +49,7 @@ def attend_on_tpu(
 ):
     """Attention as one kernel, whose scores are never in memory (Dao et al. 2022): for each block of queries one block
     of positions after the other, but for those of which no query sees any, which are not read either. What is stacked
-    is read where it lies. libtpu holds an array whose rows are no whole lanes with positions along the lanes.
+    is read where it lies (`order_on_tpu`).
 
     most: so many queries and positions are a block; where queries are few, four times the positions.
     """
@@ -68,8 +68,12 @@ def attend_on_tpu(
     each = [dim for dim in rows if dim in k_dims or dim in v_dims]
     heads = [dim for dim in k_dims[k_dims.index(positions) + 1:] if dim != depth]
     together = number(heads) * number(dim for dim in rows if dim not in each)
-    across = D % 128 > 0, W % 128 > 0
-    if k_dims[:-1] != v_dims[:-1] or (k_dims[-1], v_dims[-1]) != (depth, width) or together > 128 or any(across):
+    lying = [
+        ''.join(dims[i] for i in order_on_tpu([sizes[dim] for dim in dims], dims.index(positions)))
+        for dims in (k_dims, v_dims)
+    ]
+    across = [dims[-1] == positions for dims in lying]
+    if k_dims[:-1] != v_dims[:-1] or lying != [k_dims, v_dims] or k_dims[-1] != depth or together > 128:
         heads = []
     each = [dim for dim in each if dim not in heads]
     own = heads + [dim for dim in rows if dim not in each and dim not in heads]
@@ -82,11 +86,11 @@ def attend_on_tpu(
         major = [dim for dim in each if dim in dims]
         return jnp.einsum(f"{dims}->{''.join([*major, *minor])}", x).reshape(number(major), -1, sizes[minor[-1]])
 
-    def stack(x, dims, across):  # [entries, those of `each`, positions and last dimension, or across], and the entry
+    def stack(x, dims, lying, across):  # [entries, those of `each`, positions, rows; or across], and the entry
         own, last = [dim for dim in each if dim in dims], dims[-1]
         wanted = ''.join([*own, last, positions] if across else [*own, positions, *heads, last])
         there, entry = at, 0
-        if wanted != (dims.replace(positions, '') + positions if across else dims):
+        if wanted != lying or (sizes[last] > 128 and heads and sizes[heads[-1]] in (2, 4)):
             x, there = x[at], ()  # a copy, though not of all entries
         for index, size in zip(there, x.shape):
             entry = entry * size + index
@@ -194,7 +198,7 @@ def attend_on_tpu(
 
     shapes = jax.eval_shape(results)
     seen, read = seen or (sizes[positions],) * 2
-    (k, entry_of_k), (v, entry_of_v) = stack(k, k_dims, across[0]), stack(v, v_dims, across[1])
+    (k, entry_of_k), (v, entry_of_v) = map(stack, (k, v), (k_dims, v_dims), lying, across)
     traffic = (k.nbytes // len(k) + v.nbytes // len(v)) * read // sizes[positions]
     traffic += sum(x.size * x.dtype.itemsize for x in (q, *shapes))
     mean, lse = pl.pallas_call(

@@ -316,6 +316,15 @@ def rmsnorm(x, axis, eps, scale=1.0):
     v = v * lax.rsqrt(jnp.mean(v * v, axis, keepdims=True) + eps)
     return (v * scale).astype(x.dtype)
 ''',
+    "order_on_tpu": '''
+def order_on_tpu(shape, axis):
+    """The dimensions of an array with positions along an axis from major to minor, as libtpu lays it: positions are
+    along the lanes where rows are no whole lanes, and behind the heads where these do not fill tiles."""
+    others, last = [i for i in range(len(shape)) if i != axis], len(shape) - 1
+    heads = shape[last - 1] if axis == last - 2 and shape[axis] % 8 == 0 else 8
+    at = last if shape[last] % 128 else last - 1 if heads % 8 and heads not in (1, 2, 4) else axis
+    return (*others[:at], axis, *others[at:])
+''',
     "rows_written": '''
 def rows_written(x, rows, starts, axis):
     """x with rows written as one block from these indices on; those that fall outside x along the axis are dropped."""
@@ -330,9 +339,8 @@ def rows_written(x, rows, starts, axis):
     def there():
         return lax.dynamic_slice(x, starts, rows.shape)
 
-    def laid_there(across=False):  # as x lies: compilers of accelerators that lay the slice out otherwise copy x
-        order = sorted(range(x.ndim), key=lambda dim: across and dim == axis)
-        return with_layout_constraint(there(), Layout(tuple(order)))
+    def laid_there(order):  # as x lies: compilers of accelerators that lay the slice out otherwise copy x
+        return with_layout_constraint(there(), Layout(order))
 
     def written(there=None):
         row = inside - at + lax.broadcasted_iota(jnp.int32, rows.shape, axis)
@@ -341,12 +349,10 @@ def rows_written(x, rows, starts, axis):
         return lax.dynamic_update_slice(x, kept, starts)
 
     # On CPUs XLA copies x unless it is written in a branch; on GPUs a branch would wait for the host.
-    # libtpu lays an array whose rows are no whole lanes with the axis along the lanes.
-    across = x.shape[-1] % 128 > 0
     return lax.platform_dependent(
         cpu=lambda: lax.cond(at == inside, written, lambda: written(there)),
-        tpu=lambda: written(lambda: laid_there(across)),
-        default=lambda: written(laid_there),
+        tpu=lambda: written(lambda: laid_there(order_on_tpu(x.shape, axis))),
+        default=lambda: written(lambda: laid_there(tuple(range(x.ndim)))),
     )
 ''',
     "rows_written_apart": '''
@@ -354,16 +360,23 @@ def rows_written_apart(x, rows, at, place):
     """x [at, batch, positions, ...] with rows [batch, n, ...] written in this entry of the leading axes, those of each
     entry of the batch from a place of its own on; what falls outside is dropped.
 
-    libtpu lays x, whose rows are no whole lanes, with positions along the lanes, and copies all of it there and back
-    where rows are scattered. So a kernel writes a single row, through the 128 positions around it; several are a block
-    for each entry of the batch.
+    Where libtpu lays x with positions along the lanes, it copies all of it there and back where rows are scattered: a
+    kernel writes a single row, through the 128 positions around it; several are a block for each entry of the batch.
+    Where positions are behind the heads, rows are scattered so.
     """
-    n = rows.shape[place.ndim]
+    n, order = rows.shape[place.ndim], order_on_tpu(x.shape, len(at) + place.ndim)
 
     def by_index(x, rows, at, place):
         batch = jnp.meshgrid(*map(jnp.arange, (*place.shape, 1)), indexing='ij', sparse=True)[:-1]
         places = place[..., None] + lax.iota(jnp.int32, n)
         return x.at[(*at, *batch, places)].set(rows, mode='drop', wrap_negative_indices=False)
+
+    def by_heads(x, rows, at, place):
+        x, rows = x.transpose(order), jnp.moveaxis(rows, place.ndim, -2)
+        *index, number = jnp.indices(rows.shape[:-1], sparse=True)
+        places = place[..., None, None] + number
+        x = x.at[(*at, *index, places)].set(rows, mode='drop', wrap_negative_indices=False)
+        return x.transpose(np.argsort(order))
 
     def by_blocks(x, rows, at, place):
         def written(b, x):
@@ -415,6 +428,8 @@ def rows_written_apart(x, rows, at, place):
         )(entry, place.reshape(-1), jnp.moveaxis(rows.reshape(B, H, D), 0, -1), across(x))
         return jnp.moveaxis(made.reshape(*x.shape[:axis], *x.shape[axis + 1:], T), -1, axis)
 
+    if order[-1] == x.ndim - 1:
+        return lax.platform_dependent(x, rows, at, place, default=by_index, tpu=by_heads)
     on_tpu = jax.custom_jvp(by_kernel if n == 1 and x.dtype in (jnp.bfloat16, jnp.float32) else by_blocks)
 
     @on_tpu.defjvp

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.backends.jax.source_text import JAX_DTYPES, number_text, reshaped, transposed, tuple_text
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, literal, spread
+from shardwright.backends.jax.tiled_forms import lies_in_order
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import ON_DEVICE, DType, TensorType
@@ -173,7 +174,7 @@ def lower_update(
         rows = reshaped(transposed(terms[1].code, [own.index(name) for name in names]), sizes, shape)
         return _block_written(operation, terms, cache, whole, loops, rows, n_rows, lowering)
 
-    if beside and not others and _laid_across(cache, operation.dim, positions, stacked, lowering):
+    if beside and not others and _lies_otherwise(cache, operation.dim, positions, stacked, lowering):
         names = [name for name in cache.names if name in own]
         rows = transposed(terms[1].code, [own.index(name) for name in names])
         return _written_apart(operation, terms, cache, stacked, rows, n_rows, lowering)
@@ -209,15 +210,17 @@ def lower_update(
     return f"{terms[0].code}.at[{', '.join(index)}].set({rows}, mode='drop', wrap_negative_indices=False)"
 
 
-def _laid_across(cache: TensorType, dim: str, positions: set[str], stacked: SliceOf | None, lowering: Lowering) -> bool:
-    """Tells whether the target's compiler lays a cache with positions along the lanes, whose rows have places of their
-    own for each entry of the leading dimensions."""
+def _lies_otherwise(
+    cache: TensorType, dim: str, positions: set[str], stacked: SliceOf | None, lowering: Lowering
+) -> bool:
+    """Tells whether the target's compiler lays a cache's positions elsewhere than among its dimensions, whose rows have
+    places of their own for each entry of the leading dimensions."""
     at, tile = axis_of(cache, dim), lowering.forms.tile
     return (
         tile is not None
         and cache.placement == ON_DEVICE
         and at + 1 < len(cache.names)
-        and lowering.size(cache, cache.names[-1]) % tile[1] > 0
+        and not lies_in_order(cache.local_shape(lowering.mesh), at, tile)
         and positions.issubset(cache.names[:at])
         and (stacked is None or len(stacked.entry) > 0)
     )
@@ -233,7 +236,7 @@ def _written_apart(
     lowering: Lowering,
 ) -> str:
     """A call of the helper `rows_written_apart`; rows are in the order of the cache's dimensions."""
-    for helper in ("rows_written", "rows_written_apart"):
+    for helper in ("order_on_tpu", "rows_written", "rows_written_apart"):
         lowering.use_helper(helper)
     at, sizes = axis_of(cache, operation.dim), list(cache.local_shape(lowering.mesh))
     new = terms[1].tensor.local_shape(lowering.mesh)
@@ -273,7 +276,8 @@ def _block_written(
     where = tuple_text([starts.get(name, "0") for name in whole.names])
     if within:
         return f"lax.dynamic_update_slice({terms[0].code}, {rows}, {where})"
-    lowering.use_helper("rows_written")
+    for helper in ("order_on_tpu", "rows_written"):
+        lowering.use_helper(helper)
     return f"rows_written({terms[0].code}, {rows}, {where}, {axis_of(whole, operation.dim)})"
 
 

@@ -54,6 +54,14 @@ def scatter_form(shape: Sequence[int], at: int, chips: int, tile: tuple[int, int
     return AddendExchange()
 
 
+def lies_in_order(shape: Sequence[int], at: int, tile: tuple[int, int]) -> bool:
+    """Tells whether the dimensions of a cache with positions along this one lie in memory in their order. Positions lie
+    along the lanes where rows are no whole lanes, and behind the heads where these do not fill tiles."""
+    rows, lanes = tile
+    heads = shape[-2] if at == len(shape) - 3 and shape[at] % rows == 0 else rows
+    return shape[-1] % lanes == 0 and (heads % rows == 0 or heads in (1, 2, 4))
+
+
 def gather_form(shape: Sequence[int], dtype: DType, tile: tuple[int, int]) -> tuple[int, int] | None:
     """The rows of a tile into which each chip's part of a gather is laid, (0, 0) for each integer as its two halves;
     None where it stays as it is, as all but vectors do."""

@@ -126,12 +126,22 @@ func decode(q: B_xLH_yGD, new: B_xLH_yD, start: B_xLH_yGD) -> B_xLH_yGD {
 
 
 @pytest.mark.parametrize(
-    ("size", "rows", "pos"), [(80, 1, "int32"), (80, 1, "int32 B_x"), (80, 8, "int32 B_x"), (128, 1, "int32 B_x")]
+    ("size", "heads", "rows", "pos"),
+    [
+        (80, 4, 1, "int32"),
+        (80, 4, 1, "int32 B_x"),
+        (80, 4, 8, "int32 B_x"),
+        (128, 4, 1, "int32 B_x"),
+        (128, 6, 1, "int32 B_x"),
+        (128, 10, 1, "int32"),
+    ],
 )
 @pytest.mark.parametrize("target", TPUS)
-def test_caches_are_read_and_written_where_they_lie(target: str, size: int, rows: int, pos: str) -> None:
-    """A layer's within those of all; of rows that are no whole lanes, with positions along the lanes."""
+def test_caches_are_read_and_written_where_they_lie(target: str, size: int, heads: int, rows: int, pos: str) -> None:
+    """A layer's within those of all; of rows that are no whole lanes, with positions along the lanes; of heads that
+    fill no tiles, with positions behind them."""
     text = CACHED.replace("pos: int32", f"pos: {pos}").replace("128", str(size)).replace("L=1", f"L={rows}")
+    text = text.replace("H=4", f"H={heads}")
     told = explain_program(explicit(program(text)), target)
     assert told.errors == ()
     (func,) = told.functions
