@@ -77,9 +77,14 @@ def attend_on_tpu(
         heads = []
     each = [dim for dim in each if dim not in heads]
     own = heads + [dim for dim in rows if dim not in each and dim not in heads]
-    H, N, M, T = number(heads), number(each), number(own), number([positions, *heads])
-    few = min(M, most[0])
-    many = min(T, most[1] if 4 * few > most[0] else 4 * most[1])
+    # Two or four heads are the rows of a tile, so that what a row has beyond 128 lanes lies behind the first 128 of all
+    # heads: each such strip is a row of its own.
+    whole = number([positions, *heads]) * D % 2**14 == 0
+    strips = D // 128 if heads and sizes[heads[-1]] in (2, 4) and D == W and whole else 1
+    H, N, M, T = number(heads), number(each), number(own), number([positions, *heads]) * strips
+    group, few = H * strips, min(M, most[0])
+    many = most[1] if 4 * few > most[0] else 4 * most[1]
+    many = min(T, -(-many // group) * group if strips > 1 else many)
     n_queries, n_blocks = -(-M // few), -(-T // many)
 
     def laid(x, dims, *minor):  # [those of `each` that it has, the rows, the last dimension]
@@ -90,12 +95,15 @@ def attend_on_tpu(
         own, last = [dim for dim in each if dim in dims], dims[-1]
         wanted = ''.join([*own, last, positions] if across else [*own, positions, *heads, last])
         there, entry = at, 0
-        if wanted != lying or (sizes[last] > 128 and heads and sizes[heads[-1]] in (2, 4)):
+        if wanted != lying:
             x, there = x[at], ()  # a copy, though not of all entries
         for index, size in zip(there, x.shape):
             entry = entry * size + index
-        shape = number(own), *((sizes[last], T) if across else (T, sizes[last]))
-        return jnp.einsum(f'...{dims}->...{wanted}', x).reshape(-1, *shape), entry
+        x = jnp.einsum(f'...{dims}->...{wanted}', x)
+        if strips > 1:
+            x = x.reshape(*x.shape[:-1], strips, -1).swapaxes(-3, -2)
+        shape = number(own), *((sizes[last], T) if across else (T, sizes[last] // strips))
+        return x.reshape(-1, *shape), entry
 
     def place(n, dims):  # of the entry of `each` among those of fewer dimensions
         at = 0
@@ -119,14 +127,15 @@ def attend_on_tpu(
         return jnp.pad(x, ((0, 0), (0, n_queries * few - M)), mode='edge')
 
     to, since = for_queries(to), for_queries(since)
-    t = jnp.repeat(t, H)
+    t = jnp.repeat(t, group)
     ends = jnp.pad(t, (0, n_blocks * many - T), mode='edge').reshape(n_blocks, many)
     some = jnp.min(ends, 1) <= jnp.max(to.reshape(-1, n_queries, 1, few), 3)
     some &= jnp.max(ends, 1) > jnp.min(since.reshape(-1, n_queries, 1, few), 3)
     numbers = lax.broadcasted_iota(jnp.int32, some.shape, 2)
     first = jnp.min(jnp.where(some, numbers, n_blocks), 2).reshape(-1)
     final = jnp.max(jnp.where(some, numbers, -1), 2).reshape(-1)
-    t = t + lax.iota(jnp.int32, T) % H * span
+    row = lax.iota(jnp.int32, T) % group
+    t = jnp.where(row < H, t + row * span, 2**31 - 1)  # of a row's strips the first counts
     t = jnp.pad(t, (0, n_blocks * many - T), constant_values=2**31 - 1)[None]
     head = jnp.pad(lax.iota(jnp.int32, M) // (M // H), (0, n_queries * few - M), mode='edge') * span
     to, since = ((x + head)[:, None] for x in (to, since))
@@ -155,6 +164,16 @@ def attend_on_tpu(
     precision = 'highest' if q.dtype == jnp.float32 else None
     product = functools.partial(lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
 
+    def scores(q, k):  # those of each strip, where the first is
+        parts = jnp.split(q[...], strips, 1)
+        parts = [product(part, k[...], (((1,), (1 - across[0],)), ((), ()))) for part in parts]
+        return sum((pltpu.roll(part, many - i * H, 1) for i, part in enumerate(parts) if i), parts[0])
+
+    def weighed(powers, values):
+        parts = [pltpu.roll(powers, i * H, 1) if i else powers for i in range(strips)]
+        parts = [product(part.astype(values.dtype), values, (((1,), (int(across[1]),)), ((), ()))) for part in parts]
+        return jnp.concatenate(parts, 1) if strips > 1 else parts[0]
+
     def kernel(first, final, entries, q, k, v, t, to, since, mean, lse, upto, above, greatest, total, summed):
         n, i, j = (pl.program_id(axis) for axis in range(3))
         at = place(n, masked) * n_queries + i
@@ -170,7 +189,7 @@ def attend_on_tpu(
 
         @pl.when((first[at] <= j) & (j <= final[at]))
         def _():
-            s = product(q[...], k[...], (((1,), (1 - across[0],)), ((), ()))) * scale
+            s = scores(q, k) * scale
             s = softcap * jnp.tanh(s / softcap) if softcap else s
             s = jnp.where((t[...] <= upto[...]) & (t[...] > above[...]), s, -jnp.inf)
             before = greatest[...]
@@ -181,8 +200,7 @@ def attend_on_tpu(
                 row = j * many + lax.broadcasted_iota(jnp.int32, values.shape, int(across[1]))
                 values = jnp.where(row < T, values, jnp.zeros_like(values))
             total[...] = share * total[...] + jnp.sum(powers, 1, keepdims=True)
-            powers = powers.astype(v.dtype)
-            summed[...] = share * summed[...] + product(powers, values, (((1,), (int(across[1]),)), ((), ())))
+            summed[...] = share * summed[...] + weighed(powers, values)
 
         @pl.when(j == n_blocks - 1)
         def _():
@@ -208,8 +226,8 @@ def attend_on_tpu(
             grid=(N, n_queries, n_blocks),
             in_specs=[
                 pl.BlockSpec((None, few, D), query_block),
-                block_of(0, k_dims, D),
-                block_of(1, v_dims, W),
+                block_of(0, k_dims, D // strips),
+                block_of(1, v_dims, W // strips),
                 pl.BlockSpec((1, many), lambda *at: (0, position_block(*at))),
                 pl.BlockSpec((None, 1, few), mask_block),
                 pl.BlockSpec((None, 1, few), mask_block),

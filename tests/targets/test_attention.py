@@ -125,21 +125,25 @@ func decode(q: B_xLH_yGD, new: B_xLH_yD, start: B_xLH_yGD) -> B_xLH_yGD {
 """
 
 
-@pytest.mark.parametrize(
-    ("size", "heads", "rows", "pos"),
-    [
-        (80, 4, 1, "int32"),
-        (80, 4, 1, "int32 B_x"),
-        (80, 4, 8, "int32 B_x"),
-        (128, 4, 1, "int32 B_x"),
-        (128, 6, 1, "int32 B_x"),
-        (128, 10, 1, "int32"),
-    ],
+CACHES = (
+    (80, 4, 1, "int32"),
+    (80, 4, 1, "int32 B_x"),
+    (80, 4, 8, "int32 B_x"),
+    (128, 4, 1, "int32 B_x"),
+    (128, 6, 1, "int32 B_x"),
+    (128, 10, 1, "int32"),
+    (256, 8, 1, "int32 B_x"),
 )
-@pytest.mark.parametrize("target", TPUS)
+"""The size of a head, heads, rows that are written, and their place."""
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "heads", "rows", "pos"),
+    [(target, *case) for number, case in enumerate(CACHES) for target in TPUS[number % 2 :: 2]],
+)
 def test_caches_are_read_and_written_where_they_lie(target: str, size: int, heads: int, rows: int, pos: str) -> None:
     """A layer's within those of all; of rows that are no whole lanes, with positions along the lanes; of heads that
-    fill no tiles, with positions behind them."""
+    fill no tiles, with positions behind them; of two or four heads, in strips of 128 lanes."""
     text = CACHED.replace("pos: int32", f"pos: {pos}").replace("128", str(size)).replace("L=1", f"L={rows}")
     text = text.replace("H=4", f"H={heads}")
     told = explain_program(explicit(program(text)), target)
