@@ -13,6 +13,7 @@ from shardwright.backends.jax.module_head import (
     import_lines,
     mesh_lines,
     on_mesh_lines,
+    placement_text,
     signature,
     spec_lines,
     table_lines,
@@ -28,6 +29,7 @@ from shardwright.backends.jax.source_text import (
 )
 from shardwright.backends.jax.terms import Lowering
 from shardwright.backends.jax.weight_loading import WeightRecipe, loading_lines
+from shardwright.backends.jax.weight_orders import weight_orders
 from shardwright.ir.program import Func, Program
 from shardwright.ir.walk import names_of
 
@@ -67,11 +69,13 @@ class _Module:
 
     def source(self, header: Sequence[str], recipes: Mapping[str, WeightRecipe]) -> str:
         functions = [line for func in self.program.funcs for line in ["", "", *self.function(func)]]
+        orders = weight_orders(self.program, self.edges, self.forms.tile)
+        place = placement_text(self.program, self.edges, orders)
         body = [
             *mesh_lines(self.program),
             *spec_lines(self.program, self.edges),
-            *(table_lines(self.program, self.edges) if self.has_globals else []),
-            *(loading_lines(recipes, self.edges) if recipes else []),
+            *(table_lines(self.program, self.edges, orders) if self.has_globals else []),
+            *(loading_lines(recipes, self.edges, place) if recipes else []),
             *on_mesh_lines(self.program),
             *self.used_helpers(),
             *functions,

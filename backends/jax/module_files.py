@@ -44,11 +44,14 @@ def abstract_arguments(module: ModuleType, name: str, mesh: Any) -> list[Any]:
     state, where there are any, then its own."""
     jax = cast(Any, importlib.import_module("jax"))
     sharding = cast(Any, importlib.import_module("jax.sharding"))
-    hosted: tuple[str, ...] = getattr(module, "ON_HOST", ())
+
+    def plain(_: str, spec: Any, mesh: Any) -> Any:
+        return sharding.NamedSharding(mesh, spec)
+
+    laid = getattr(module, "laid", plain)
 
     def array(key: str, shape: tuple[int, ...], dtype: Any, spec: Any) -> Any:
-        memory = "pinned_host" if key in hosted else None
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.NamedSharding(mesh, spec, memory_kind=memory))
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=(laid if key else plain)(key, spec, mesh))
 
     tables = [
         {key: array(key, *entry) for key, entry in getattr(module, table).items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.backends.jax.source_text import JAX_DTYPES, broken, commented, docstring_lines, tuple_text
@@ -76,8 +76,9 @@ def import_lines(body: Iterable[str]) -> list[str]:
         lines.append("from jax import lax")
     if "pl.pallas_call(" in text:
         lines.append("from jax.experimental import pallas as pl")
-    if "with_layout_constraint" in text:
-        lines.append("from jax.experimental.layout import Layout, with_layout_constraint")
+    laying = [name for name in ("Format", "Layout", "with_layout_constraint") if re.search(rf"\b{name}\(", text)]
+    if laying:
+        lines.append(f"from jax.experimental.layout import {', '.join(laying)}")
     if "pltpu." in text:
         lines.append("from jax.experimental.pallas import tpu as pltpu")
     sharding = "NamedSharding, " if "NamedSharding(" in text else ""
@@ -173,9 +174,44 @@ def on_mesh_lines(program: Program) -> list[str]:
     return lines
 
 
-def table_lines(program: Program, edges: ProgramEdges) -> list[str]:
+Orders = Mapping[str, tuple[int, ...]]
+"""The dimensions of weights from major to minor, where they do not lie in their own order (`weight_orders`)."""
+
+
+def placement_text(program: Program, edges: ProgramEdges, orders: Orders) -> str:
+    """How a module lays the array `name` over `mesh`, for the functions that place arrays."""
+    hosted = any(edges.stored(value).on_host for value in (*program.weights, *program.state))
+    return "laid(name, spec, mesh)" if hosted or orders else "NamedSharding(mesh, spec)"
+
+
+def _laid_lines(hosted: Sequence[str], orders: Orders) -> list[str]:
+    """ON_HOST and ORDERS, and the function that lays arrays as they say; nothing where there are none."""
+    if not hosted and not orders:
+        return []
+    lines = [f"ON_HOST = {{{', '.join(map(repr, hosted))}}}"] if hosted else []
+    if orders:
+        lines.append("# name: its dimensions from major to minor in the memory of TPUs, where products read it so")
+        lines.extend(broken(f"ORDERS = {{{', '.join(f'{name!r}: {order}' for name, order in orders.items())}}}", ""))
+    memory = ", memory_kind='pinned_host' if name in ON_HOST else None" if hosted else ""
+    lines.extend(
+        [
+            "",
+            "",
+            "def laid(name, spec, mesh):",
+            '    """How an array lies: over the devices of the mesh, and in their memory."""',
+            f"    sharding = NamedSharding(mesh, spec{memory})",
+        ]
+    )
+    if orders:
+        lines.append("    if name in ORDERS and mesh.devices.flat[0].platform == 'tpu':")
+        lines.append("        return Format(Layout(ORDERS[name]), sharding)")
+    return [*lines, "    return sharding"]
+
+
+def table_lines(program: Program, edges: ProgramEdges, orders: Orders) -> list[str]:
     """WEIGHTS and STATE, and the functions that place arrays as these say."""
     stored = {value.name: edges.stored(value) for value in (*program.weights, *program.state)}
+    place = placement_text(program, edges, orders)
     lines = ["", "", "# name: (shape, number format, layout)"]
     if any(edge.is_strided for edge in stored.values()):
         lines.append("# Where chips hold other than blocks, the shape has one dimension for each digit of an index.")
@@ -189,11 +225,7 @@ def table_lines(program: Program, edges: ProgramEdges) -> list[str]:
             entry = f"{value.name!r}: ({shape}, {JAX_DTYPES[edge.kind.dtype]}, {edge.spec}),"
             lines.extend(commented(entry, str(edge.kind), "    "))
         lines.append("}")
-    memory = ""
-    hosted = [name for name, edge in stored.items() if edge.on_host]
-    if hosted:
-        lines.append(f"ON_HOST = {{{', '.join(map(repr, hosted))}}}")
-        memory = ", memory_kind='pinned_host' if name in ON_HOST else None"
+    lines.extend(_laid_lines([name for name, edge in stored.items() if edge.on_host], orders))
     lines.extend(
         [
             "",
@@ -202,7 +234,7 @@ def table_lines(program: Program, edges: ProgramEdges) -> list[str]:
             '    """Puts arrays by name on the mesh, as `table`, WEIGHTS or STATE, says."""',
             "    placed = {}",
             "    for name, (shape, dtype, spec) in table.items():",
-            f"        sharding = NamedSharding(mesh, spec{memory})",
+            f"        sharding = {place}",
             "        placed[name] = jax.device_put(np.asarray(arrays[name], dtype).reshape(shape), sharding)",
             "    return placed",
         ]
@@ -214,7 +246,7 @@ def table_lines(program: Program, edges: ProgramEdges) -> list[str]:
                 "",
                 "def zero_state(mesh):",
                 '    """State of zeros, made on the mesh."""',
-                f"    shardings = {{name: NamedSharding(mesh, spec{memory}) for name, (_, _, spec) in STATE.items()}}",
+                f"    shardings = {{name: {place} for name, (_, _, spec) in STATE.items()}}",
                 "    zeros = jax.jit(",
                 "        lambda: {name: jnp.zeros(shape, dtype) for name, (shape, dtype, _) in STATE.items()},",
                 "        out_shardings=shardings,",

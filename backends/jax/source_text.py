@@ -18,8 +18,8 @@ WIDTH = 119
 RESERVED = frozenset(
     {
         "jax", "jnp", "lax", "np", "functools", "with_layout_constraint", "mesh", "weights", "state", "on_mesh",
-        "carry", "xs", "shape", "name", "make_mesh", "put", "zero_state", "itertools", "json", "math", "pathlib", "re",
-        "pl", "pltpu",
+        "carry", "xs", "shape", "name", "make_mesh", "put", "zero_state", "laid", "itertools", "json", "math",
+        "pathlib", "re", "pl", "pltpu",
         "open_tensors", "numbered", "read_tensor", "load_weights", *HELPERS,
     }
 )  # fmt: skip

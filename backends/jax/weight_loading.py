@@ -34,8 +34,8 @@ class WeightRecipe:
     axis: int = 0
 
 
-def loading_lines(recipes: Mapping[str, WeightRecipe], edges: ProgramEdges) -> list[str]:
-    """TENSORS, and the functions that read what it says."""
+def loading_lines(recipes: Mapping[str, WeightRecipe], edges: ProgramEdges, place: str) -> list[str]:
+    """TENSORS, and the functions that read what it says. `place` is how a weight lies, as source text."""
     lines = [
         "",
         "",
@@ -52,9 +52,7 @@ def loading_lines(recipes: Mapping[str, WeightRecipe], edges: ProgramEdges) -> l
             for part in recipe.tensors
         ]
         lines.extend(broken(f"{name!r}: ({tuple_text(tensors)}, {axes!r}, {recipe.axis}),", "    "))
-    on_host = ", memory_kind='pinned_host' if name in ON_HOST else None"
-    hosted = any(stored[value.name].on_host for value in edges.program.weights)
-    text = _LOADING.replace("'''", '"""').replace("MEMORY", on_host if hosted else "")
+    text = _LOADING.replace("'''", '"""').replace("PLACE", place)
     return [*lines, "}", *text.rstrip().splitlines()]
 
 
@@ -130,6 +128,6 @@ def load_weights(folder, mesh):
                 view[place] = array.reshape(whole)[taken]
             return made
 
-        loaded[name] = jax.make_array_from_callback(shape, NamedSharding(mesh, specMEMORY), read)
+        loaded[name] = jax.make_array_from_callback(shape, PLACE, read)
     return loaded
 """

@@ -120,3 +120,18 @@ def _json(mapping: WeightMap) -> str:
     from shardwright.models.weight_map import to_json
 
     return to_json(mapping)
+
+
+def test_weights_in_another_order(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What modules for TPUs do with weights that lie in another order there (`weight_orders`); the CPU has orders,
+    too."""
+    monkeypatch.setattr("shardwright.backends.jax.emit.weight_orders", lambda *_: {"wq": (0, 2, 3, 1, 4)})
+    folder = checkpoint("llama-grouped")
+    made = import_checkpoint(folder, "ws2d", {"x": 2, "y": 2}, batch=4, length=8)
+    program = load(Source("model.shard", made.text))
+    text = compile_program(program, validate=False, weights=made.mapping).text
+    module = load_module(text.replace("platform == 'tpu'", "platform == 'cpu'"))
+    dtypes = {value.name: value.type.dtype for value in program.weights}
+    assert_loaded(module, folder, load_weights(folder, made.mapping, dtypes))
+    loaded = module.load_weights(folder, module.make_mesh())
+    assert loaded["wq"].format.layout.major_to_minor == (0, 2, 3, 1, 4)
