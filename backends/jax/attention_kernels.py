@@ -79,8 +79,8 @@ def attend_on_tpu(
     own = heads + [dim for dim in rows if dim not in each and dim not in heads]
     # Two or four heads are the rows of a tile, so that what a row has beyond 128 lanes lies behind the first 128 of all
     # heads: each such strip is a row of its own.
-    whole = number([positions, *heads]) * D % 2**14 == 0
-    strips = D // 128 if heads and sizes[heads[-1]] in (2, 4) and D == W and whole else 1
+    narrow = heads[-1:] and sizes[heads[-1]] in (2, 4)
+    strips = D // 128 if narrow and D == W and number([positions, *heads]) * D % 2**14 == 0 else 1
     H, N, M, T = number(heads), number(each), number(own), number([positions, *heads]) * strips
     group, few = H * strips, min(M, most[0])
     many = most[1] if 4 * few > most[0] else 4 * most[1]
@@ -95,7 +95,7 @@ def attend_on_tpu(
         own, last = [dim for dim in each if dim in dims], dims[-1]
         wanted = ''.join([*own, last, positions] if across else [*own, positions, *heads, last])
         there, entry = at, 0
-        if wanted != lying:
+        if wanted != lying or (narrow and strips == 1 and sizes[last] > 128):
             x, there = x[at], ()  # a copy, though not of all entries
         for index, size in zip(there, x.shape):
             entry = entry * size + index

@@ -70,13 +70,13 @@ Rule = Callable[..., str]
 def _contract(operation: ops.Contract, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
     left, right = terms[0].tensor, terms[1].tensor
     codes, names = [term.code for term in terms], [left.names, right.names]
-    if _summed_as_one(operation, left, right, lowering):
+    if summed_as_one(operation, left, right, lowering) is not None:
         first, *rest = [name for name in left.names if name in operation.dims]
         sizes = [[*kind.local_shape(lowering.mesh)] for kind in (left, right)]
         for i, own in enumerate(sizes):
             at = names[i].index(first)
             own[at : at + 1 + len(rest)] = [math.prod(own[at : at + 1 + len(rest)])]
-            codes[i] = reshaped(codes[i], (), own)
+            codes[i] = codes[i] if terms[i].merged else reshaped(codes[i], (), own)
             names[i] = tuple(name for name in names[i] if name not in rest)
     letters = einsum_letters(list(dict.fromkeys((*names[0], *names[1]))))
     subscripts = ["".join(letters[name] for name in kind) for kind in (*names, result.names)]
@@ -103,18 +103,20 @@ def _contract(operation: ops.Contract, terms: Sequence[Term], result: TensorType
     return cast(f"jnp.einsum({call})", wide, result.dtype)
 
 
-def _summed_as_one(operation: ops.Contract, left: TensorType, right: TensorType, lowering: Lowering) -> bool:
-    """Tells whether several dimensions are summed as one: where rows have them last, and a matrix of whole tiles before
-    its last, libtpu reads the matrix as it lies so, and else copies it."""
+def summed_as_one(operation: ops.Contract, left: TensorType, right: TensorType, lowering: Lowering) -> int | None:
+    """The operand that is a matrix where several dimensions are summed as one: where rows have them last, and a matrix
+    of whole tiles before its last, libtpu reads the matrix as it lies so, and else copies it."""
     tile, n = lowering.forms.tile, len(operation.dims)
     if tile is None or n < 2:
-        return False
-    return any(
-        set(rows.names[-n:]) == set(operation.dims)
-        and rows.names[-n:] == matrix.names[-n - 1 : -1]
-        and lowering.size(matrix, matrix.names[-2]) % tile[0] == 0
-        for rows, matrix in ((left, right), (right, left))
-    )
+        return None
+    for at, rows, matrix in ((1, left, right), (0, right, left)):
+        if (
+            set(rows.names[-n:]) == set(operation.dims)
+            and rows.names[-n:] == matrix.names[-n - 1 : -1]
+            and lowering.size(matrix, matrix.names[-2]) % tile[0] == 0
+        ):
+            return at
+    return None
 
 
 # ---------------------------------------------------------------- elementwise

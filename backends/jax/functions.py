@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.backends.jax.expressions import lower
+from shardwright.backends.jax.expressions import lower, summed_as_one
 from shardwright.backends.jax.indexing import SliceOf, lower_update
-from shardwright.backends.jax.source_text import PythonNames, assigned, bare_or_tuple, broken, commented, number_text
+from shardwright.backends.jax.source_text import (
+    PythonNames,
+    assigned,
+    bare_or_tuple,
+    broken,
+    commented,
+    number_text,
+    reshaped,
+)
 from shardwright.backends.jax.terms import Lowering, Term
 from shardwright.cost.kernels.body import Kernel, fused
 from shardwright.ir import ops
@@ -16,7 +24,7 @@ from shardwright.ir.elaboration.elaborate import placed
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import DType, OpenType, TensorType, ValueType
-from shardwright.ir.walk import lets_in, names_defined, names_read, states_set
+from shardwright.ir.walk import lets_in, names_defined, names_read, reads, statements, states_set, values_in
 
 
 def concrete(name: str, kind: ValueType) -> TensorType:
@@ -65,10 +73,12 @@ def finished_products(program: Program, func: Func) -> set[str]:
 
 @dataclass
 class View:
-    """How a name is read at a point: the Python name, and the slice of it where a stacked state is carried."""
+    """How a name is read at a point: the Python name, the slice of it where a stacked state is carried, and whether its
+    dimensions but the last are one."""
 
     python: str
     slice: SliceOf | None = None
+    merged: bool = False
 
     @property
     def code(self) -> str:
@@ -135,7 +145,7 @@ class FunctionBody:
                 made.append(Term(number_text(operand.value), None, operand))
             else:
                 view = views[operand]
-                made.append(Term(view.code, self.type_of(operand, scope), stacked=view.stacked))
+                made.append(Term(view.code, self.type_of(operand, scope), stacked=view.stacked, merged=view.merged))
         return made
 
     def let(self, statement: Let, scope: Scope, views: dict[str, View], indent: str) -> None:
@@ -242,6 +252,23 @@ class FunctionBody:
 
     # ------------------------------------------------------------ loops
 
+    def is_summed_as_one(self, loop: Loop, name: str, inside: Scope) -> bool:
+        """Tells whether all that reads a value in a loop are products that sum all of its dimensions but the last as
+        one. Of matrices that come as such libtpu takes a trip's within the product; else it writes them anew first."""
+        readers = [statement for statement in statements(loop.body) if name in reads(statement)]
+        if self.lowering.forms.tile is None or name in loop.following or not readers:
+            return False
+        defined = {value.name: value.type for value in values_in(loop.body)}
+        for reader in readers:
+            if reader not in loop.body or not isinstance(reader, Let) or not isinstance(reader.operation, ops.Contract):
+                return False
+            left, right = (concrete(n, defined.get(n) or inside.type_of(n)) for n in map(str, reader.operands))
+            matrix = summed_as_one(reader.operation, left, right, self.lowering)
+            rank = len(reader.operation.dims) + 1
+            if matrix is None or reader.operands[matrix] != name or rank < len((left, right)[matrix].dims):
+                return False
+        return True
+
     def loop(self, loop: Loop, scope: Scope, views: dict[str, View], indent: str) -> None:
         """`lax.scan`: captured values with the loop's dimension are scanned, state that is set is carried stacked."""
         states = states_set(loop.body)
@@ -287,8 +314,12 @@ class FunctionBody:
             kind, python = self.type_of(name, scope), self.names[name]
             at = kind.names.index(loop.dim)
             elements.append(python)
-            slices.append(views[name].code if at == 0 else f"jnp.moveaxis({views[name].code}, {at}, 0)")
-            inner[name] = View(python)
+            stack = views[name].code if at == 0 else f"jnp.moveaxis({views[name].code}, {at}, 0)"
+            merged = self.is_summed_as_one(loop, name, inside)
+            if merged:
+                stack = reshaped(stack, (), [trips, -1, kind.local_shape(self.lowering.mesh)[-1]])
+            slices.append(stack)
+            inner[name] = View(python, merged=merged)
 
         body = self.names.fresh(f"over_{loop.dim.lower()}")
         deeper = indent + "    "
@@ -303,7 +334,9 @@ class FunctionBody:
             self.lines.append(f"{deeper}# {inner[name].python}: {kind}")
         if len(elements) > 1:
             self.lines.extend(broken(f"{', '.join(elements)} = xs", deeper))
-        self.lines.extend(f"{deeper}# {inner[name].python}: {inside.type_of(name)}" for name in scanned)
+        for name in scanned:
+            note = ", all dimensions but the last as one" if inner[name].merged else ""
+            self.lines.append(f"{deeper}# {inner[name].python}: {inside.type_of(name)}{note}")
         self.block(loop.body, inside, inner, deeper, loop.following)
         following = [inner[name].code for name in loop.following] + [views[state].python for state in states]
         self.lines.extend(broken(f"return {bare_or_tuple(following) if following else '()'}, None", deeper))

@@ -25,12 +25,14 @@ class Term:
     """An operand: Python code that is a name or a subscript, and its type; a literal has no type.
 
     `stacked` is for an entry of an array with further leading axes: the array's name, and the indices of the entry.
+    `merged` is for a matrix whose dimensions but the last are one, as the product that reads it sums them.
     """
 
     code: str
     kind: TensorType | None
     number: Number | None = None
     stacked: tuple[str, tuple[str, ...]] | None = None
+    merged: bool = False
 
     @property
     def tensor(self) -> TensorType:

@@ -19,6 +19,7 @@ from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.tiled_forms import AddendExchange, Front, gather_form, scatter_form
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.targets.compilers import compile_module
 from shardwright.backends.targets.failures import failure_of
 from shardwright.backends.targets.gpus import gpu_memory_bytes, gpu_names, target_config
@@ -150,6 +151,37 @@ def test_dimensions_that_are_summed_as_one(rows: str, matrix: str, sizes: str, e
     made = module.build_f(module.make_mesh(arrange_devices(2).devices))(*(jnp.asarray(a, jnp.bfloat16) for a in (x, w)))
     wanted = np.einsum(f"{rows},{matrix}->BLE".replace("_x", ""), x, w)
     np.testing.assert_allclose(np.asarray(made, np.float32), wanted, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("next c @[HD] w", "w.reshape(3, -1, 64)"),
+        ("a = c @[HD] w\n next a + c @[HD] w", "w.reshape(3, -1, 64)"),
+        ("a = c @[HD] w\n next a * sum[HD](w)", "w"),  # read by something else, too
+        ("z = loop[M](a = c) { next a @[HD] w }\n next z", "w"),  # in another loop
+        ("next gathered[HD](w)", "w"),
+    ],
+)
+def test_weights_of_loops_come_as_they_are_summed(body: str, expected: str) -> None:
+    """All layers' as matrices before the loop, so that libtpu takes each trip's within the product."""
+    body = body.replace("c @", "split[E -> HD](c) @").replace("a @", "split[E -> HD](a) @")
+    body = body.replace("gathered[HD](w)", "split[E -> HD](c) @[HD] all_gather[x](w)")
+    split = "E_x" if "all_gather" in body else "E"
+    program = explicit(
+        f"mesh x=2\ndim B=4 N=3 M=2 H=4 D=16 E=64\nweights {{ w: NHD{split} }}\n"
+        f"func f(x: BE) -> BE {{ y: BE = loop[N](c = x) {{ {body} }}\n return y }}"
+    )
+    text = emit(program, forms=parse_target("tpu-v5e:1x2").forms)
+    assert f"lax.scan(over_n, x, {expected})" in text
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.standard_normal((4, 64)), "w": rng.standard_normal((3, 4, 16, 64)) / 8}
+    module = load_module(text)
+    mesh = module.make_mesh(arrange_devices(2).devices)
+    weights = module.put({"w": arrays["w"]}, module.WEIGHTS, mesh)
+    made, _ = module.build_f(mesh)(weights, {}, jnp.asarray(arrays["x"], jnp.bfloat16))
+    (wanted,), _ = evaluate(program, "f", {"x": arrays["x"]}, weights={"w": arrays["w"]})
+    np.testing.assert_allclose(np.asarray(made, np.float32), wanted, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize(("target", "tiled"), [("tpu-v4:2x2x1", True), ("tpu-v6e:2x2", True), ("h100:4", False)])
@@ -387,6 +419,7 @@ def test_a_compiler_that_ends_its_process(cache: Path) -> None:
 
 ASKING = """
 import sys
+from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.targets.compilers import compile_module
 from shardwright.backends.targets.names import parse_target
 compile_module(parse_target("cpu"), sys.argv[1], {"x": 2})
