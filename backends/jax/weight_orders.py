@@ -16,8 +16,8 @@ from shardwright.ir.walk import operand_names
 
 
 def weight_orders(program: Program, edges: ProgramEdges, tile: tuple[int, int] | None) -> dict[str, tuple[int, ...]]:
-    """The dimensions of each weight from major to minor, of those that should not lie in their own order; all products
-    that read a weight agree. None for a tile, which targets without tiles have: no weight."""
+    """The dimensions of each weight from major to minor, of those that should not lie in their own order, where all
+    that reads a weight agrees. A target without tiles has none."""
     if tile is None:
         return {}
     stored = {value.name: edges.stored(value) for value in program.weights}
@@ -37,10 +37,10 @@ def _readers(func: Func, weights: Sequence[Value]) -> Iterator[tuple[str, list[s
         if not isinstance(statement, Let):
             continue
         operation, trips = statement.operation, {loop.dim for loop in loops}
-        for operand in operand_names(statement.operands):
-            if operand not in own:
-                continue
-            name, names = own[operand]
+        sources = [own[operand] for operand in operand_names(statement.operands) if operand in own]
+        for value in statement.results:  # another loop may have used the name for a weight
+            own.pop(value.name, None)
+        for name, names in sources:
             if isinstance(operation, _PASSING):
                 new = dict(operation.pairs) if isinstance(operation, ops.Rename) else {}
                 gone = operation.dim if isinstance(operation, ops.Take) and operation.stop is None else None
@@ -55,8 +55,8 @@ _PASSING = (ops.Movement, ops.Alias, ops.Convert, ops.Rename, ops.Take)
 
 
 def _order(edge: EdgeArray, seen: list[str], summed: list[str], tile: tuple[int, int]) -> tuple[int, ...]:
-    """What an operation does not see of a weight, what it sees but the last and does not sum, what it sums, the last:
-    where the tiles of these are whole."""
+    """The order for one operation, if its tiles are whole: dimensions that it takes one by one, those that stay in the
+    result but the last, those that it sums, the last."""
     names, sizes = edge.kind.names, dict(zip(edge.kind.names, edge.chip_shape, strict=True))
     last, (rows, lanes) = names[-1], tile
     free = [dim for dim in names[:-1] if dim in seen and dim not in summed]
