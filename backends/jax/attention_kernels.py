@@ -79,10 +79,11 @@ def attend_on_tpu(
     own = heads + [dim for dim in rows if dim not in each and dim not in heads]
     # Two or four heads are the rows of a tile, so that what a row has beyond 128 lanes lies behind the first 128 of all
     # heads: each such strip is a row of its own.
+    H, N, M, T = number(heads), number(each), number(own), number([positions, *heads])
     narrow = heads[-1:] and sizes[heads[-1]] in (2, 4)
-    strips = D // 128 if narrow and D == W and number([positions, *heads]) * D % 2**14 == 0 else 1
-    H, N, M, T = number(heads), number(each), number(own), number([positions, *heads]) * strips
-    group, few = H * strips, min(M, most[0])
+    in_strips = narrow and sizes[heads[-1]] == H and D == W and 128 % (H * D // 128) == 0 and T * D % 2**14 == 0
+    strips = D // 128 if in_strips else 1
+    group, T, few = H * strips, T * strips, min(M, most[0])
     many = most[1] if 4 * few > most[0] else 4 * most[1]
     many = min(T, -(-many // group) * group if strips > 1 else many)
     n_queries, n_blocks = -(-M // few), -(-T // many)
@@ -91,8 +92,8 @@ def attend_on_tpu(
         major = [dim for dim in each if dim in dims]
         return jnp.einsum(f"{dims}->{''.join([*major, *minor])}", x).reshape(number(major), -1, sizes[minor[-1]])
 
-    def stack(x, dims, lying, across):  # [entries, those of `each`, positions, rows; or across], and the entry
-        own, last = [dim for dim in each if dim in dims], dims[-1]
+    def stack(x, dims, last, lying, across):  # [entries, those of `each`, positions, rows; or across], and the entry
+        own = [dim for dim in each if dim in dims]
         wanted = ''.join([*own, last, positions] if across else [*own, positions, *heads, last])
         there, entry = at, 0
         if wanted != lying or (narrow and strips == 1 and sizes[last] > 128):
@@ -216,7 +217,7 @@ def attend_on_tpu(
 
     shapes = jax.eval_shape(results)
     seen, read = seen or (sizes[positions],) * 2
-    (k, entry_of_k), (v, entry_of_v) = map(stack, (k, v), (k_dims, v_dims), lying, across)
+    (k, entry_of_k), (v, entry_of_v) = map(stack, (k, v), (k_dims, v_dims), (depth, width), lying, across)
     traffic = (k.nbytes // len(k) + v.nbytes // len(v)) * read // sizes[positions]
     traffic += sum(x.size * x.dtype.itemsize for x in (q, *shapes))
     mean, lse = pl.pallas_call(

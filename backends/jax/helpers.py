@@ -362,7 +362,7 @@ def rows_written_apart(x, rows, at, place):
 
     Where libtpu lays x with positions along the lanes, it copies all of it there and back where rows are scattered: a
     kernel writes a single row, through the 128 positions around it; several are a block for each entry of the batch.
-    Where positions are behind the heads, rows are scattered so.
+    Where positions are behind the heads, rows are scattered in that order.
     """
     n, order = rows.shape[place.ndim], order_on_tpu(x.shape, len(at) + place.ndim)
 

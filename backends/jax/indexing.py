@@ -213,8 +213,8 @@ def lower_update(
 def _lies_otherwise(
     cache: TensorType, dim: str, positions: set[str], stacked: SliceOf | None, lowering: Lowering
 ) -> bool:
-    """Tells whether the target's compiler lays a cache's positions elsewhere than among its dimensions, whose rows have
-    places of their own for each entry of the leading dimensions."""
+    """Tells whether the target's compiler lays a cache in another order than that of its dimensions, and rows have
+    places of their own for each entry of the leading ones."""
     at, tile = axis_of(cache, dim), lowering.forms.tile
     return (
         tile is not None

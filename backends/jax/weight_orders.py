@@ -12,7 +12,7 @@ from math import prod
 from shardwright.backends.jax.edges import EdgeArray, ProgramEdges
 from shardwright.ir import ops
 from shardwright.ir.program import Func, Let, Program, Value
-from shardwright.ir.walk import operand_names
+from shardwright.ir.walk import defined, reads
 
 
 def weight_orders(program: Program, edges: ProgramEdges, tile: tuple[int, int] | None) -> dict[str, tuple[int, ...]]:
@@ -31,15 +31,15 @@ def weight_orders(program: Program, edges: ProgramEdges, tile: tuple[int, int] |
 
 def _readers(func: Func, weights: Sequence[Value]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Each weight with those of its dimensions that an operation sees, and those that it sums. What is only moved,
-    converted, renamed or taken of a weight is read as that."""
+    converted, renamed or taken of a weight counts as the weight."""
     own = {value.name: (value.name, {dim: dim for dim in value.type.names}) for value in weights}
     for statement, loops in func.walk():
+        sources = [own[name] for name in reads(statement) if name in own]
+        for value in defined(statement):  # another loop may have used the name for a weight
+            own.pop(value.name, None)
         if not isinstance(statement, Let):
             continue
         operation, trips = statement.operation, {loop.dim for loop in loops}
-        sources = [own[operand] for operand in operand_names(statement.operands) if operand in own]
-        for value in statement.results:  # another loop may have used the name for a weight
-            own.pop(value.name, None)
         for name, names in sources:
             if isinstance(operation, _PASSING):
                 new = dict(operation.pairs) if isinstance(operation, ops.Rename) else {}
@@ -48,7 +48,7 @@ def _readers(func: Func, weights: Sequence[Value]) -> Iterator[tuple[str, list[s
             else:
                 summed = operation.dims if isinstance(operation, ops.Contract) else ()
                 seen = {dim: at for dim, at in names.items() if dim not in trips}
-                yield name, list(seen.values()), [seen[dim] for dim in summed]
+                yield name, list(seen.values()), [seen[dim] for dim in summed if dim in seen]
 
 
 _PASSING = (ops.Movement, ops.Alias, ops.Convert, ops.Rename, ops.Take)
@@ -60,8 +60,8 @@ def _order(edge: EdgeArray, seen: list[str], summed: list[str], tile: tuple[int,
     names, sizes = edge.kind.names, dict(zip(edge.kind.names, edge.chip_shape, strict=True))
     last, (rows, lanes) = names[-1], tile
     free = [dim for dim in names[:-1] if dim in seen and dim not in summed]
-    whole = summed and sizes[summed[-1]] % rows == 0 and sizes[last] % lanes == 0
+    along_rows = [dim for dim in names if dim in summed]
+    whole = along_rows and sizes[along_rows[-1]] % rows == 0 and sizes[last] % lanes == 0
     if not whole or last in summed or edge.is_reshaped or edge.on_host or prod(sizes[dim] for dim in free) == 1:
         return tuple(range(len(names)))
-    taken = [dim for dim in names if dim not in seen]
-    return tuple(map(names.index, (*taken, *free, *(dim for dim in names if dim in summed), last)))
+    return tuple(map(names.index, (*(dim for dim in names if dim not in seen), *free, *along_rows, last)))

@@ -16,7 +16,7 @@ from shardwright.backends.targets.names import parse_target
 from shardwright.passes.pipelines import explicit
 
 TPU = parse_target("tpu-v5e:2x2").forms
-HEAD = "mesh x=2 y=2\ndim N=3 B=8 L=2 E=16 F=32 K=4 G=6 D=128 H=16 A=20\n"
+HEAD = "mesh x=2 y=2\ndim N=3 M=2 B=8 L=2 E=16 F=32 K=4 G=6 D=128 H=16 A=20\n"
 
 
 def orders(weights: str, func: str) -> dict[str, tuple[int, ...]]:
@@ -40,6 +40,16 @@ QUERIES = "func f(h: BE) -> BK_yGD { return h @ wq }"
         ("wq: AK_yD", "func f(h: BE) -> BK_yD { return h @[E] take[E 0:16](rename[A -> E](wq)) }", {}),
         ("wq: HK_yD", "func f(h: BE) -> BK_yD { return h @[E] rename[H -> E](wq) }", {"wq": (1, 0, 2)}),
         ("wq: int8 EK_yGD", QUERIES.replace("wq }", "convert[bf16](wq) }"), {"wq": (1, 2, 0, 3)}),
+        # Several summed dimensions, which lie in the weight's order; a name that another loop uses for something else.
+        ("w: EHK_yD", "func f(h: BEH) -> BK_yD { return h @[HE] w }", {"w": (2, 0, 1, 3)}),
+        ("w: EGK_yD", "func f(h: BEG) -> BK_yD { return h @[GE] w }", {}),
+        (
+            "wq: NE_xK_yD\n u: FK",
+            "func f(h: BE, g: AF) -> (BK_yD, AF) {\n"
+            " y: BK_yD = loop[N](a: BK_yD = h @[E] take[N, 0](wq)) { w: EK_yD = wq\n next a + h @[E] w }\n"
+            " z: AF = loop[M](w: AF = g) { k: AK = w @[F] u\n next k @[K] u }\n return y, z }",
+            {"wq": (0, 2, 1, 3)},
+        ),
         # A matrix, which lies right; what is summed last; one head on each chip; rows that are no whole lanes.
         ("w: EF_y", "func f(h: BE) -> BF_y { return h @ w }", {}),
         ("wo: K_yGDE", "func f(o: BK_yGD) -> BE { return o @ wo }", {}),

@@ -156,14 +156,22 @@ class ContractionStep(CheckedInstruction):
 
     def attention(self) -> Value:
         """The kernel of emitted modules (`attend_on_tpu`): queries [N, M, D], and keys and values, each an entry of so
-        many [N or fewer, positions, D or W], or the last two the other way round, are the fourth operand and the two
-        after it; the mean [N, M, W] and the logarithm [N, 1, M]."""
+        many [N or fewer, positions, D or W], or the last two the other way round, or with strips of D and W among the
+        positions, are the fourth operand and the two after it; the mean [N, M, W] and the logarithm [N, 1, M]."""
         q, k, v = self.states[3:6]
         last = extent(q.dims[2]), shape_of(leaf_types(self.instruction.type)[0])[2]
         positions = [3 if size % _LANES else 2 for size in last]
         if any(cache.split(0) or cache.split(at) for cache, at in zip((k, v), positions, strict=True)):
             return self.opaque()  # a partial softmax
-        k, v = (replace(cache, dims=cache.dims[1:]) for cache in (k, v))
+        in_strips = [
+            at == 2 and extent(cache.dims[3]) < size for cache, at, size in zip((k, v), positions, last, strict=True)
+        ]
+        if any(strips and cache.split(3) for cache, strips in zip((k, v), in_strips, strict=True)):
+            return self.opaque()
+        k, v = (
+            replace(cache, dims=(*cache.dims[1:3], whole_digit(size) if strips else cache.dims[3]))
+            for cache, strips, size in zip((k, v), in_strips, last, strict=True)
+        )
         mean = self._attended(self._attended(q, k, 4 - positions[0]), v, positions[1] - 1)
         return mean, placed([q.dims[0], (), q.dims[1]], q)
 
