@@ -12,10 +12,9 @@ def attend(
     over the scores s, in f32. On TPUs it is a kernel, on GPUs cuDNN's where that has the case, else a loop over blocks.
 
     specs: the scores as an einsum of k and q, the mean as one of v and weights. A query sees positions up to `last`, of
-    a window the last so many of these, and those below `length`; on average so many
-    as `seen` says first, and so many are read. at: the entry of each leading axis that k and v have besides,
-    as those of a layer's within those of all. cudnn: as `queries` of
-    `attend_by_cudnn`, None where that does not do. The others are those of `attend_in_blocks`.
+    a window the last so many of these, and those below `length`; on average so many as `seen` says first, and so many
+    are read. at: the entry of each leading axis that k and v have besides, as those of a layer's within those of all.
+    cudnn: as `queries` of `attend_by_cudnn`, None where that does not do. The others are those of `attend_in_blocks`.
     """
     def in_blocks(q, k, v, at, t, *masks):
         return attend_in_blocks(q, k[at], v[at], specs, axes, t, block, *masks, queries=queries, **options)
@@ -69,7 +68,7 @@ def attend_on_tpu(
     heads = [dim for dim in k_dims[k_dims.index(positions) + 1:] if dim != depth]
     together = number(heads) * number(dim for dim in rows if dim not in each)
     lying = [
-        ''.join(dims[i] for i in order_on_tpu([sizes[dim] for dim in dims], dims.index(positions)))
+        ''.join(dims[i] for i in order_on_tpu(tuple(sizes[dim] for dim in dims), dims.index(positions)))
         for dims in (k_dims, v_dims)
     ]
     across = [dims[-1] == positions for dims in lying]

@@ -13,7 +13,7 @@ from shardwright.backends.jax.module_head import (
     import_lines,
     mesh_lines,
     on_mesh_lines,
-    placement_text,
+    placement,
     signature,
     spec_lines,
     table_lines,
@@ -70,11 +70,11 @@ class _Module:
     def source(self, header: Sequence[str], recipes: Mapping[str, WeightRecipe]) -> str:
         functions = [line for func in self.program.funcs for line in ["", "", *self.function(func)]]
         orders = weight_orders(self.program, self.edges, self.forms.tile)
-        place = placement_text(self.program, self.edges, orders)
+        place, laying = placement(self.program, self.edges, orders)
         body = [
             *mesh_lines(self.program),
             *spec_lines(self.program, self.edges),
-            *(table_lines(self.program, self.edges, orders) if self.has_globals else []),
+            *(table_lines(self.program, self.edges, place, laying) if self.has_globals else []),
             *(loading_lines(recipes, self.edges, place) if recipes else []),
             *on_mesh_lines(self.program),
             *self.used_helpers(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 from shardwright.backends.jax.attention_kernels import ATTENTION_KERNELS
+from shardwright.backends.jax.cache_helpers import CACHE_HELPERS
 from shardwright.backends.torch_operations import schema_arguments, torch_operation
 
 HELPERS: dict[str, str] = {
@@ -316,128 +317,7 @@ def rmsnorm(x, axis, eps, scale=1.0):
     v = v * lax.rsqrt(jnp.mean(v * v, axis, keepdims=True) + eps)
     return (v * scale).astype(x.dtype)
 ''',
-    "order_on_tpu": '''
-def order_on_tpu(shape, axis):
-    """The dimensions of an array with positions along an axis from major to minor, as libtpu lays it: positions are
-    along the lanes where rows are no whole lanes, and behind the heads where these do not fill tiles."""
-    others, last = [i for i in range(len(shape)) if i != axis], len(shape) - 1
-    heads = shape[last - 1] if axis == last - 2 and shape[axis] % 8 == 0 else 8
-    at = last if shape[last] % 128 else last - 1 if heads % 8 and heads not in (1, 2, 4) else axis
-    return (*others[:at], axis, *others[at:])
-''',
-    "rows_written": '''
-def rows_written(x, rows, starts, axis):
-    """x with rows written as one block from these indices on; those that fall outside x along the axis are dropped."""
-    n, size = rows.shape[axis], x.shape[axis]
-    at = jnp.asarray(starts[axis], jnp.int32)
-    if n > size:  # only a part of the rows falls on this chip
-        first = jnp.clip(-at, 0, n - size)
-        rows, at, n = lax.dynamic_slice_in_dim(rows, first, size, axis), at + first, size
-    inside = jnp.clip(at, 0, size - n)
-    starts = (*starts[:axis], inside, *starts[axis + 1:])
-
-    def there():
-        return lax.dynamic_slice(x, starts, rows.shape)
-
-    def laid_there(order):  # as x lies: compilers of accelerators that lay the slice out otherwise copy x
-        return with_layout_constraint(there(), Layout(order))
-
-    def written(there=None):
-        row = inside - at + lax.broadcasted_iota(jnp.int32, rows.shape, axis)
-        moved = rows if n == 1 else jnp.take(rows, inside - at + lax.iota(jnp.int32, n), axis=axis, mode='clip')
-        kept = rows if there is None else jnp.where((row >= 0) & (row < n), moved, there())
-        return lax.dynamic_update_slice(x, kept, starts)
-
-    # On CPUs XLA copies x unless it is written in a branch; on GPUs a branch would wait for the host.
-    return lax.platform_dependent(
-        cpu=lambda: lax.cond(at == inside, written, lambda: written(there)),
-        tpu=lambda: written(lambda: laid_there(order_on_tpu(x.shape, axis))),
-        default=lambda: written(lambda: laid_there(tuple(range(x.ndim)))),
-    )
-''',
-    "rows_written_apart": '''
-def rows_written_apart(x, rows, at, place):
-    """x [at, batch, positions, ...] with rows [batch, n, ...] written in this entry of the leading axes, those of each
-    entry of the batch from a place of its own on; what falls outside is dropped.
-
-    Where libtpu lays x with positions along the lanes, it copies all of it there and back where rows are scattered: a
-    kernel writes a single row, through the 128 positions around it; several are a block for each entry of the batch.
-    Where positions are behind the heads, rows are scattered in that order.
-    """
-    n, order = rows.shape[place.ndim], order_on_tpu(x.shape, len(at) + place.ndim)
-
-    def by_index(x, rows, at, place):
-        batch = jnp.meshgrid(*map(jnp.arange, (*place.shape, 1)), indexing='ij', sparse=True)[:-1]
-        places = place[..., None] + lax.iota(jnp.int32, n)
-        return x.at[(*at, *batch, places)].set(rows, mode='drop', wrap_negative_indices=False)
-
-    def by_heads(x, rows, at, place):
-        x, rows = x.transpose(order), jnp.moveaxis(rows, place.ndim, -2)
-        *index, number = jnp.indices(rows.shape[:-1], sparse=True)
-        places = place[..., None, None] + number
-        x = x.at[(*at, *index, places)].set(rows, mode='drop', wrap_negative_indices=False)
-        return x.transpose(np.argsort(order))
-
-    def by_blocks(x, rows, at, place):
-        def written(b, x):
-            b = jnp.unravel_index(b, place.shape)
-            entry, block = (*at, *b), rows[b]
-            starts = (*entry, place[b], *(0 for _ in block.shape[1:]))
-            return rows_written(x, block.reshape(*(1 for _ in entry), *block.shape), starts, len(entry))
-
-        return lax.fori_loop(0, place.size, written, x)
-
-    def by_kernel(x, rows, at, place):
-        axis, entry = len(at) + place.ndim, jnp.zeros(1, jnp.int32)
-        for index, size in zip(at, x.shape):
-            entry = entry * size + index
-        B, H, (T, D) = place.size, math.prod(x.shape[axis + 1:-1]), (x.shape[axis], x.shape[-1])
-        heads = max(n for n in range(1, H + 1) if H % n == 0 and (n == 1 or n * D <= 2048))
-        span, lanes = min(T, 128), min(B, 128)
-
-        def across(x):
-            return jnp.moveaxis(x, axis, -1).reshape(-1, B, H, D, T)
-
-        def kernel(entry, place, new, old, made):
-            b = pl.program_id(0)
-            column = lax.broadcasted_iota(jnp.int32, new.shape, 2) == lax.rem(b, lanes)
-            column = jnp.sum(jnp.where(column, new[...].astype(jnp.float32), 0), 2, keepdims=True)
-            here = lax.broadcasted_iota(jnp.int32, old.shape, 2) == place[b] - first(place[b]) * span
-            made[...] = jnp.where(here, column, old[...].astype(jnp.float32)).astype(made.dtype)
-
-        def first(place):
-            return lax.div(jnp.clip(place, 0, T - 1), span)
-
-        there = pl.BlockSpec(
-            (None, None, heads, D, span), lambda b, h, entry, place: (entry[0], b, h, 0, first(place[b]))
-        )
-        made = pl.pallas_call(
-            kernel,
-            grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=2,
-                grid=(B, H // heads),
-                in_specs=[pl.BlockSpec((heads, D, lanes), lambda b, h, *_: (h, 0, lax.div(b, lanes))), there],
-                out_specs=there,
-            ),
-            out_shape=jax.eval_shape(lambda: across(by_index(x, rows, at, place))),
-            input_output_aliases={3: 0},
-            cost_estimate=pl.CostEstimate(
-                flops=0, transcendentals=0, bytes_accessed=(2 * span + 1) * B * H * D * x.dtype.itemsize
-            ),
-            name='rows_written',
-        )(entry, place.reshape(-1), jnp.moveaxis(rows.reshape(B, H, D), 0, -1), across(x))
-        return jnp.moveaxis(made.reshape(*x.shape[:axis], *x.shape[axis + 1:], T), -1, axis)
-
-    if order[-1] == x.ndim - 1:
-        return lax.platform_dependent(x, rows, at, place, default=by_index, tpu=by_heads)
-    on_tpu = jax.custom_jvp(by_kernel if n == 1 and x.dtype in (jnp.bfloat16, jnp.float32) else by_blocks)
-
-    @on_tpu.defjvp
-    def _(primals, tangents):
-        return on_tpu(*primals), jax.jvp(by_index, primals, tangents)[1]
-
-    return lax.platform_dependent(x, rows, at, place, default=by_index, tpu=on_tpu)
-''',
+    **CACHE_HELPERS,
     "rotary": '''
 def rotary(x, positions, frequencies, axis, style):
     """Rotary position embedding, in f32 (Su et al. 2021): pair i is turned by position * frequency i.

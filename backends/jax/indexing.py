@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.backends.jax.source_text import JAX_DTYPES, number_text, reshaped, transposed, tuple_text
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, literal, spread
-from shardwright.backends.jax.tiled_forms import lies_in_order
+from shardwright.backends.jax.tiled_forms import order_on_tpu
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import ON_DEVICE, DType, TensorType
@@ -215,12 +215,12 @@ def _lies_otherwise(
 ) -> bool:
     """Tells whether the target's compiler lays a cache in another order than that of its dimensions, and rows have
     places of their own for each entry of the leading ones."""
-    at, tile = axis_of(cache, dim), lowering.forms.tile
+    at, rank = axis_of(cache, dim), len(cache.names)
     return (
-        tile is not None
+        lowering.forms.tile is not None
         and cache.placement == ON_DEVICE
-        and at + 1 < len(cache.names)
-        and not lies_in_order(cache.local_shape(lowering.mesh), at, tile)
+        and at + 1 < rank
+        and order_on_tpu(cache.local_shape(lowering.mesh), at) != tuple(range(rank))
         and positions.issubset(cache.names[:at])
         and (stacked is None or len(stacked.entry) > 0)
     )

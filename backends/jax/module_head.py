@@ -178,16 +178,12 @@ Orders = Mapping[str, tuple[int, ...]]
 """The dimensions of weights from major to minor, where they do not lie in their own order (`weight_orders`)."""
 
 
-def placement_text(program: Program, edges: ProgramEdges, orders: Orders) -> str:
-    """How a module lays the array `name` over `mesh`, for the functions that place arrays."""
-    hosted = any(edges.stored(value).on_host for value in (*program.weights, *program.state))
-    return "laid(name, spec, mesh)" if hosted or orders else "NamedSharding(mesh, spec)"
-
-
-def _laid_lines(hosted: Sequence[str], orders: Orders) -> list[str]:
-    """ON_HOST and ORDERS, and the function that lays arrays as they say; nothing where there are none."""
+def placement(program: Program, edges: ProgramEdges, orders: Orders) -> tuple[str, list[str]]:
+    """How the functions of a module that place arrays lay the array `name` over `mesh`, and the lines that say so for
+    those that lie on the host or in another order: ON_HOST, ORDERS, and a function of theirs."""
+    hosted = [value.name for value in (*program.weights, *program.state) if edges.stored(value).on_host]
     if not hosted and not orders:
-        return []
+        return "NamedSharding(mesh, spec)", []
     lines = [f"ON_HOST = {{{', '.join(map(repr, hosted))}}}"] if hosted else []
     if orders:
         lines.append("# name: its dimensions from major to minor in the memory of TPUs, where products read it so")
@@ -205,13 +201,12 @@ def _laid_lines(hosted: Sequence[str], orders: Orders) -> list[str]:
     if orders:
         lines.append("    if name in ORDERS and mesh.devices.flat[0].platform == 'tpu':")
         lines.append("        return Format(Layout(ORDERS[name]), sharding)")
-    return [*lines, "    return sharding"]
+    return "laid(name, spec, mesh)", [*lines, "    return sharding"]
 
 
-def table_lines(program: Program, edges: ProgramEdges, orders: Orders) -> list[str]:
-    """WEIGHTS and STATE, and the functions that place arrays as these say."""
+def table_lines(program: Program, edges: ProgramEdges, place: str, laying: Sequence[str]) -> list[str]:
+    """WEIGHTS and STATE, and the functions that place arrays as these and `placement` say."""
     stored = {value.name: edges.stored(value) for value in (*program.weights, *program.state)}
-    place = placement_text(program, edges, orders)
     lines = ["", "", "# name: (shape, number format, layout)"]
     if any(edge.is_strided for edge in stored.values()):
         lines.append("# Where chips hold other than blocks, the shape has one dimension for each digit of an index.")
@@ -225,7 +220,7 @@ def table_lines(program: Program, edges: ProgramEdges, orders: Orders) -> list[s
             entry = f"{value.name!r}: ({shape}, {JAX_DTYPES[edge.kind.dtype]}, {edge.spec}),"
             lines.extend(commented(entry, str(edge.kind), "    "))
         lines.append("}")
-    lines.extend(_laid_lines([name for name, edge in stored.items() if edge.on_host], orders))
+    lines.extend(laying)
     lines.extend(
         [
             "",

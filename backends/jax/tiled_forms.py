@@ -54,12 +54,14 @@ def scatter_form(shape: Sequence[int], at: int, chips: int, tile: tuple[int, int
     return AddendExchange()
 
 
-def lies_in_order(shape: Sequence[int], at: int, tile: tuple[int, int]) -> bool:
-    """Tells whether the dimensions of a cache with positions along this one lie in memory in their order. Positions lie
+# Emitted modules have the source of it (`cache_helpers`), so that it takes built-in types alone.
+def order_on_tpu(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """The dimensions of an array with positions along an axis from major to minor, as libtpu lays it: positions are
     along the lanes where rows are no whole lanes, and behind the heads where these do not fill tiles."""
-    rows, lanes = tile
-    heads = shape[-2] if at == len(shape) - 3 and shape[at] % rows == 0 else rows
-    return shape[-1] % lanes == 0 and (heads % rows == 0 or heads in (1, 2, 4))
+    others, last = [i for i in range(len(shape)) if i != axis], len(shape) - 1
+    heads = shape[last - 1] if axis == last - 2 and shape[axis] % 8 == 0 else 8
+    at = last if shape[last] % 128 else last - 1 if heads % 8 and heads not in (1, 2, 4) else axis
+    return (*others[:at], axis, *others[at:])
 
 
 def gather_form(shape: Sequence[int], dtype: DType, tile: tuple[int, int]) -> tuple[int, int] | None:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from oracles.jax_agreement import explicit
 
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.emit import emit
-from shardwright.backends.jax.helpers import HELPERS
 from shardwright.backends.jax.module_files import load_module
-from shardwright.backends.jax.tiled_forms import AddendExchange, Front, gather_form, lies_in_order, scatter_form
+from shardwright.backends.jax.tiled_forms import AddendExchange, Front, gather_form, scatter_form
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.targets.compilers import compile_module
 from shardwright.backends.targets.failures import failure_of
@@ -34,16 +32,6 @@ from shardwright.ir.ops import AllGather, ReduceScatter
 from shardwright.ir.types import DType
 from shardwright.ir.walk import lets_in
 from shardwright.passes.pipelines import run_passes
-
-
-def test_modules_and_their_emission_lay_caches_alike() -> None:
-    """`order_on_tpu` of a module, and `lies_in_order`."""
-    names: dict[str, Any] = {}
-    exec(HELPERS["order_on_tpu"], names)
-    for size, heads, positions in product((64, 80, 128, 256, 576), range(1, 26), (6, 8, 2048)):
-        for shape, at in (((2, positions, heads, size), 1), ((2, heads, positions, size), 2), ((positions, size), 0)):
-            order = names["order_on_tpu"](shape, at)
-            assert (order == tuple(range(len(shape)))) is lies_in_order(shape, at, (8, 128)), (shape, at)
 
 
 def test_every_chip_has_a_price_and_an_example() -> None:

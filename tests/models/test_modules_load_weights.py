@@ -123,7 +123,7 @@ def _json(mapping: WeightMap) -> str:
 
 
 def test_weights_in_another_order(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What modules for TPUs do with weights that lie in another order there (`weight_orders`); the CPU has orders,
+    """A weight that lies in another order on TPUs (`weight_orders`) is loaded so; here on the CPU, which has orders,
     too."""
     monkeypatch.setattr("shardwright.backends.jax.emit.weight_orders", lambda *_: {"wq": (0, 2, 3, 1, 4)})
     folder = checkpoint("llama-grouped")
