@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwright.backends.jax.movements import parts_for_all
-from shardwright.backends.jax.source_text import axes_text, number_text, tuple_text
+from shardwright.backends.jax.source_text import axes_text, number_text, transposed, tuple_text
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, einsum_letters, spread
 from shardwright.ir import ops
 from shardwright.ir.operation import Operation
@@ -44,7 +44,9 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
         return f"jax.device_put({made}, jax.memory.Space.Host)"
     for helper in ("attend", "attend_on_tpu", "order_on_tpu", "attend_by_cudnn", "attend_in_blocks"):
         lowering.use_helper(helper)
-    (q, k, v), T, rows = (term.tensor for term in terms[:3]), operation.along, result.names[:-1]
+    (q, *pools), T, rows = (term.tensor for term in terms[:3]), operation.along, result.names[:-1]
+    pages = _pages_read(operation, terms, lowering)
+    k, v = pools if pages is None else pages.gathered
     letters = einsum_letters(list(dict.fromkeys((*q.names, *k.names, *v.names))))
     spelled = [
         "".join(letters[name] for name in names) for names in (q.names, k.names, v.names, (*rows, T), result.names)
@@ -54,17 +56,18 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
     here = lowering.size(k, T)
     shared = [name for name in rows if name in k.names]
     queries = math.prod(lowering.size(result, name) for name in rows if name not in shared)
-    block = here if here <= MOST_TOGETHER or queries <= FEW_QUERIES else BLOCK
+    together = here <= MOST_TOGETHER or (queries <= FEW_QUERIES and pages is None)
+    block = here if together else BLOCK
     options: list[str] = []
     if operation.causal is not None:
         own = spread(lowering.global_index(result, operation.causal), (operation.causal,), rows)
         at = operation.at("pos")
         pos = "" if at is None else f" + {aligned(terms[at], rows, DType.INT32)}"
         options.append(f"last={own}{pos}")
-        together = _together(lowering.size(q, operation.causal)) if block < here else None
-        if together is not None:
+        part = _together(lowering.size(q, operation.causal)) if block < here else None
+        if part is not None and (pages is None or operation.causal not in pages.rows):
             axis = rows.index(operation.causal) - len(rows)
-            options.append(f"queries=({axis_of(q, operation.causal)}, {axis}, {together})")
+            options.append(f"queries=({axis_of(q, operation.causal)}, {axis}, {part})")
     masks = {name: operation.at(name) for name in ("length", "window")}
     options += [f"{name}={aligned(terms[at], rows, DType.INT32)}" for name, at in masks.items() if at is not None]
     for name, value, default in (
@@ -82,12 +85,61 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
             options.append(f"cudnn={''.join(letters[name] for name in queries_of_cudnn)!r}")
     keys, values = (term.stacked for term in terms[1:3])
     read = [term.code for term in terms[1:3]]
+    if pages is not None:
+        rows_of_table = "".join(letters[name] for name in pages.rows)
+        options.append(f"pages={pages.table}, rows=({rows_of_table!r}, {pages.n_shared})")
+        read = [transposed(code, order) for code, order in zip(read, pages.orders, strict=True)]
+        keys = keys if all(list(order) == sorted(order) for order in pages.orders) else None
     if keys is not None and values is not None and keys[1] == values[1]:
         read = [keys[0], values[0]]
         options.append(f"at={tuple_text(keys[1])}")
-    codes = [terms[0].code, *read, specs, axes, lowering.global_index(k, T), str(block), *options]
+    t = lowering.global_index(k, T) if pages is None else pages.positions
+    codes = [terms[0].code, *read, specs, axes, t, str(block), *options]
     call = f"attend({', '.join(codes)})"
     return call if operation.lse or result.is_pair else f"{call}[0]"
+
+
+@dataclass(frozen=True)
+class _PagesRead:
+    """How a module reads pages: `rows` are those of the `table`, whose entries number a chip's pages, and the first
+    `n_shared` of them the pools have, too, before their pages; `orders` bring the pools' dimensions into that order.
+    `gathered` are the keys and values of each row, at these `positions`."""
+
+    rows: tuple[str, ...]
+    n_shared: int
+    table: str
+    positions: str
+    orders: tuple[Sequence[int], Sequence[int]]
+    gathered: tuple[TensorType, TensorType]
+
+
+def _pages_read(operation: ops.Attend, terms: Sequence[Term], lowering: Lowering) -> _PagesRead | None:
+    at, page, slot = operation.at("pages"), operation.page, operation.along
+    if at is None or page is None:
+        return None
+    (q, k, v), table = (term.tensor for term in terms[:3]), terms[at].tensor
+    own = ops.page_of_row(table.shape, q.shape)
+    common = [name for name in table.names if name in k.names and name in v.names]
+    rows = (*common, *(name for name in table.names if name not in (*common, own)))
+    order = [table.names.index(name) for name in (*rows, own)]
+    place = lowering.local_place(transposed(terms[at].code, order), k, page)
+    n = table.shape.size(own)
+    positions = f"lax.iota(jnp.int32, {n})[:, None] * {k.shape.size(slot)} + {lowering.global_index(k, slot)}"
+
+    def pool_dims(pool: TensorType) -> tuple[str, ...]:
+        return (*common, page, *(name for name in pool.names if name not in (*common, page)))
+
+    def gathered(pool: TensorType) -> TensorType:
+        names = (*rows, *(name for name in pool_dims(pool) if name not in (*common, page)))
+        shape = operation.gathered(q.shape, pool.shape, table.shape)
+        sizes = {dim.name: dim for dim in shape.dims}
+        splits = tuple((pool if name in pool.names else table).split(name) for name in names)
+        return TensorType(shape.dtype, tuple(sizes[name] for name in names), splits)
+
+    orders = tuple([pool.names.index(name) for name in pool_dims(pool)] for pool in (k, v))
+    return _PagesRead(
+        rows, len(common), place, f"jnp.ravel({positions})", (orders[0], orders[1]), (gathered(k), gathered(v))
+    )
 
 
 def attention_calls(module: str, func: str) -> tuple[int, int]:
@@ -100,6 +152,8 @@ def _cudnn(operation: ops.Attend, terms: Sequence[Term], lowering: Lowering) -> 
     """The dimension of queries of which number l sees the positions up to l, none where there is one query that sees
     the first so many positions; None where cuDNN has no such mask, a soft cap, or not all positions on a chip."""
     (q, k, v), T = (term.tensor for term in terms[:3]), operation.along
+    if operation.page is not None:
+        return None
     before = k.names[: k.names.index(T)]
     rows = set(operation.rows(q.shape).names)
     masks = [term for term in terms[3:] if term.kind is not None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 ATTENTION_KERNELS: dict[str, str] = {
     "attend": '''
 def attend(
-    q, k, v, specs, axes, t, block, last=None, length=None, window=None, at=(), queries=None, seen=None, cudnn=None,
-    **options
+    q, k, v, specs, axes, t, block, last=None, length=None, window=None, pages=None, at=(), queries=None, rows=('', 0),
+    seen=None, cudnn=None, **options
 ):
     """Attention over the positions t along an axis of k and of v: the mean of v, and the logarithm of the sum of exp(s)
     over the scores s, in f32. On TPUs it is a kernel, on GPUs cuDNN's where that has the case, else a loop over blocks.
@@ -17,20 +17,20 @@ def attend(
     cudnn: as `queries` of `attend_by_cudnn`, None where that does not do. The others are those of `attend_in_blocks`.
     """
     def in_blocks(q, k, v, at, t, *masks):
-        return attend_in_blocks(q, k[at], v[at], specs, axes, t, block, *masks, queries=queries, **options)
+        return attend_in_blocks(q, k[at], v[at], specs, axes, t, block, *masks, queries=queries, rows=rows, **options)
 
-    def by_cudnn(q, k, v, at, t, last, length, _):  # whose window is a number of the program
+    def by_cudnn(q, k, v, at, t, last, length, *_):  # whose window is a number of the program
         return attend_by_cudnn(q, k[at], v[at], t, last, length, specs, cudnn, window, **options)
 
     @jax.custom_jvp
     def on_tpu(*args):
-        return attend_on_tpu(*args[:4], specs, *args[4:], seen=seen, **options)
+        return attend_on_tpu(*args[:4], specs, *args[4:], rows_of_pages=rows, seen=seen, **options)
 
     @on_tpu.defjvp
     def _(primals, tangents):  # a kernel has no gradient: that of the blocks, which scores them anew
         return on_tpu(*primals), jax.jvp(in_blocks, primals, tangents)[1]
 
-    args = q, k, v, at, t, last, length, window
+    args = q, k, v, at, t, last, length, window, pages
     kernels = {}
     if q.dtype in (jnp.bfloat16, jnp.float32):
         kernels['tpu'] = on_tpu
@@ -44,11 +44,12 @@ def attend(
 ''',
     "attend_on_tpu": '''
 def attend_on_tpu(
-    q, k, v, at, specs, t, last, length, window=None, seen=None, scale=1.0, softcap=0.0, most=(512, 512)
+    q, k, v, at, specs, t, last, length, window=None, pages=None, rows_of_pages=('', 0), seen=None, scale=1.0,
+    softcap=0.0, most=(512, 512)
 ):
     """Attention as one kernel, whose scores are never in memory (Dao et al. 2022): for each block of queries one block
     of positions after the other, but for those of which no query sees any, which are not read either. What is stacked
-    is read where it lies (`order_on_tpu`).
+    is read where it lies (`order_on_tpu`). So are pages, of each row those that `pages` numbers: a block is of one.
 
     most: so many queries and positions are a block; where queries are few, four times the positions.
     """
@@ -56,7 +57,12 @@ def attend_on_tpu(
     v_dims, _, means = specs[1].replace('->', ',').split(',')
     rows, positions = rows[:-1], rows[-1]
     depth, width = (set(q_dims) - set(rows)).pop(), means[-1]
-    sizes = dict(zip(q_dims + v_dims, q.shape + v.shape[len(at):]))
+    paged, n_shared = rows_of_pages
+    before = len(at) + n_shared + (pages is not None)  # axes that number entries of what is stacked
+    sizes = dict(zip(q_dims, q.shape))
+    each = [dim for dim in rows if dim in k_dims or dim in v_dims]
+    k_dims, v_dims = (''.join(dim for dim in dims if dim not in paged) for dims in (k_dims, v_dims))
+    sizes.update(zip(v_dims, v.shape[before:]))
     D, W = sizes[depth], sizes[width]
 
     def number(dims):
@@ -64,7 +70,6 @@ def attend_on_tpu(
 
     # Each of these has keys of its own. Few queries of several heads take keys as they lie, all heads' position by
     # position, of which each query sees those of its head: nothing is copied for them.
-    each = [dim for dim in rows if dim in k_dims or dim in v_dims]
     heads = [dim for dim in k_dims[k_dims.index(positions) + 1:] if dim != depth]
     together = number(heads) * number(dim for dim in rows if dim not in each)
     lying = [
@@ -82,10 +87,14 @@ def attend_on_tpu(
     narrow = heads[-1:] and sizes[heads[-1]] in (2, 4)
     in_strips = narrow and sizes[heads[-1]] == H and D == W and 128 % (H * D // 128) == 0 and T * D % 2**14 == 0
     strips = D // 128 if in_strips else 1
-    group, T, few = H * strips, T * strips, min(M, most[0])
+    group, span_of_page, few = H * strips, T * strips, min(M, most[0])
+    n_pages = 1 if pages is None else pages.shape[-1]
+    T = span_of_page * n_pages
     many = most[1] if 4 * few > most[0] else 4 * most[1]
-    many = min(T, -(-many // group) * group if strips > 1 else many)
-    n_queries, n_blocks = -(-M // few), -(-T // many)
+    many = min(span_of_page, -(-many // group) * group if strips > 1 else many)
+    if pages is not None and (span_of_page % many or many % 16 or any(across)):
+        many = span_of_page  # a block that is no multiple of a tile is all of a page
+    n_queries, n_blocks, per_page = -(-M // few), -(-T // many), span_of_page // many
 
     def laid(x, dims, *minor):  # [those of `each` that it has, the rows, the last dimension]
         major = [dim for dim in each if dim in dims]
@@ -102,7 +111,7 @@ def attend_on_tpu(
         x = jnp.einsum(f'...{dims}->...{wanted}', x)
         if strips > 1:
             x = x.reshape(*x.shape[:-1], strips, -1).swapaxes(-3, -2)
-        shape = number(own), *((sizes[last], T) if across else (T, sizes[last] // strips))
+        shape = number(own), *((sizes[last], span_of_page) if across else (span_of_page, sizes[last] // strips))
         return x.reshape(-1, *shape), entry
 
     def place(n, dims):  # of the entry of `each` among those of fewer dimensions
@@ -153,11 +162,17 @@ def attend_on_tpu(
         at = place(n, masked) * n_queries + i
         return jnp.maximum(jnp.minimum(j, final[at]), jnp.minimum(first[at], n_blocks - 1))
 
+    def page_of(n, block, table):
+        return table[place(n, paged) * n_pages + lax.div(block, per_page)]
+
     def block_of(which, dims, last):
-        def block(n, i, j, first, final, entries):
-            along = (0, position_block(n, i, j, first, final))
-            along = along if across[which] else along[::-1]
-            return entries[which], place(n, [dim for dim in each if dim in dims]), *along
+        def block(n, i, j, first, final, entries, *table):
+            at, entry = position_block(n, i, j, first, final), entries[which]
+            if pages is not None:
+                entry = entry * number(paged[:n_shared]) + place(n, paged[:n_shared])
+                entry, at = entry * held + jnp.clip(page_of(n, at, *table), 0, held - 1), lax.rem(at, per_page)
+            along = (0, at) if across[which] else (at, 0)
+            return entry, place(n, [dim for dim in each if dim in dims]), *along
 
         return pl.BlockSpec((None, None, *((last, many) if across[which] else (many, last))), block)
 
@@ -174,7 +189,8 @@ def attend_on_tpu(
         parts = [product(part.astype(values.dtype), values, (((1,), (int(across[1]),)), ((), ()))) for part in parts]
         return jnp.concatenate(parts, 1) if strips > 1 else parts[0]
 
-    def kernel(first, final, entries, q, k, v, t, to, since, mean, lse, upto, above, greatest, total, summed):
+    def kernel(first, final, entries, *refs):
+        *table, q, k, v, t, to, since, mean, lse, upto, above, greatest, total, summed = refs
         n, i, j = (pl.program_id(axis) for axis in range(3))
         at = place(n, masked) * n_queries + i
         square = (few, few)
@@ -187,7 +203,12 @@ def attend_on_tpu(
             total[...] = jnp.zeros_like(total)
             summed[...] = jnp.zeros_like(summed)
 
-        @pl.when((first[at] <= j) & (j <= final[at]))
+        here = (first[at] <= j) & (j <= final[at])
+        for each_page in table:
+            page = page_of(n, j, each_page)
+            here &= (page >= 0) & (page < held)
+
+        @pl.when(here)
         def _():
             s = scores(q, k) * scale
             s = softcap * jnp.tanh(s / softcap) if softcap else s
@@ -210,19 +231,22 @@ def attend_on_tpu(
             column = jnp.where(none, -jnp.inf, greatest[...] + jnp.log(whole))
             lse[...] = jnp.sum(jnp.where(diagonal, column, 0), 0, keepdims=True)
 
+    tables = [] if pages is None else [pages.reshape(-1)]
+    held = k.shape[before - 1]
+
     def results():  # they vary over all axes that what they are made of varies over, the logarithm not over those of v
-        scored = sum(jnp.ravel(x)[0].astype(jnp.float32) for x in (q, k, t, to, since))
+        scored = sum(jnp.ravel(x)[0].astype(jnp.float32) for x in (q, k, t, to, since, *tables))
         return jnp.full((N, M, W), scored + jnp.ravel(v)[0], v.dtype), jnp.full((N, 1, M), scored)
 
     shapes = jax.eval_shape(results)
-    seen, read = seen or (sizes[positions],) * 2
+    seen, read = seen or (sizes[positions] * n_pages,) * 2
     (k, entry_of_k), (v, entry_of_v) = map(stack, (k, v), (k_dims, v_dims), (depth, width), lying, across)
-    traffic = (k.nbytes // len(k) + v.nbytes // len(v)) * read // sizes[positions]
+    traffic = (k.nbytes // len(k) + v.nbytes // len(v)) * read // sizes[positions] * number(paged)
     traffic += sum(x.size * x.dtype.itemsize for x in (q, *shapes))
     mean, lse = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
+            num_scalar_prefetch=3 + len(tables),
             grid=(N, n_queries, n_blocks),
             in_specs=[
                 pl.BlockSpec((None, few, D), query_block),
@@ -245,7 +269,8 @@ def attend_on_tpu(
         ),
         name='attend',
     )(
-        first, final, jnp.array([entry_of_k, entry_of_v], jnp.int32), laid(q, q_dims, *own, depth), k, v, t, to, since,
+        first, final, jnp.array([entry_of_k, entry_of_v], jnp.int32), *tables,
+        laid(q, q_dims, *own, depth), k, v, t, to, since,
     )
     queries = ''.join([*each, *own])
     mean = jnp.einsum(f'{queries}{width}->{means}', mean.reshape(*(sizes[dim] for dim in queries), W))

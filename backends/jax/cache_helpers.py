@@ -38,6 +38,15 @@ def rows_written(x, rows, starts, axis):
         default=lambda: written(lambda: laid_there(tuple(range(x.ndim)))),
     )
 ''',
+    "written_on_pages": '''
+def written_on_pages(x, rows, table, at, size, index):
+    """x with rows at positions `at` [rows of the table, ...], which are slots of so many to a page; what has no page is
+    dropped. index: of the page and the slot the index of x."""
+    at = jnp.broadcast_to(at, (*table.shape[:-1], *at.shape[table.ndim - 1:]))
+    row = jnp.indices(at.shape, sparse=True)[:table.ndim - 1]
+    page = table.at[(*row, at // size)].get(mode='fill', fill_value=-1, wrap_negative_indices=False)
+    return x.at[index((page, at % size))].set(rows, mode='drop', wrap_negative_indices=False)
+''',
     "rows_written_apart": '''
 def rows_written_apart(x, rows, at, place):
     """x [at, batch, positions, ...] with rows [batch, n, ...] written in this entry of the leading axes, those of each

@@ -17,12 +17,14 @@ KERNELS = {}
     **ATTENTION_KERNELS,
     "attend_in_blocks": '''
 def attend_in_blocks(
-    q, k, v, specs, axes, t, block, last=None, length=None, window=None, scale=1.0, softcap=0.0, queries=None
+    q, k, v, specs, axes, t, block, last=None, length=None, window=None, pages=None, scale=1.0, softcap=0.0,
+    queries=None, rows=('', 0)
 ):
     """Attention where one block of positions after the other is scored, backwards too (Rabe and Staats 2021), but for
     those of which no query sees any.
 
-    queries: their axis in q, and in `last` from the end, where they are taken so many at a time.
+    queries: their axis in q, and in `last` from the end, where they are taken so many at a time. pages: those of each
+    row, and `rows` its dimensions in the scores with how many of them k and v have, too, before their pages.
     """
     if queries is not None:
         axis, size = queries[1:]
@@ -41,23 +43,44 @@ def attend_in_blocks(
         own = {name: cut(x, axis) for name, x in masks.items() if x.ndim >= -axis and x.shape[axis] > 1}
         rest = dict(scale=scale, softcap=softcap)
         mean, lse = lax.map(
-            lambda part: attend_in_blocks(part[0], k, v, specs, axes, t, block, **{**masks, **part[1]}, **rest),
+            lambda part: attend_in_blocks(
+                part[0], k, v, specs, axes, t, block, **{**masks, **part[1]}, pages=pages, rows=rows, **rest),
             (cut(q, queries[0]), own))
         return joined(mean, axis - 1), joined(lse, axis)
 
     wide = dict(preferred_element_type=jnp.float32, precision='highest' if q.dtype == jnp.float32 else None)
-    n = (len(t) - 1) // block
-    first = len(t) - n * block
+    size = 1 if pages is None else len(t) // pages.shape[-1]
+    block = max(1, block // size)
+    n = (len(t) // size - 1) // block
+    first = len(t) // size - n * block
     if n:
         # False, and varying over all axes that something of the scores varies over. What varies over fewer becomes so
         # here: within a block its gradient would be summed over chips of which some pass the block over.
         no = functools.reduce(jnp.logical_or, (
-            jnp.ravel(x)[0].astype(bool) & False for x in (q, k, t, last, length, window) if x is not None))
+            jnp.ravel(x)[0].astype(bool) & False for x in (q, k, t, last, length, window, pages) if x is not None))
         q, k, v = (jnp.where(no, 0, x) for x in (q, k, v))
 
+    def held(table):  # as the scores are, whether the chip has the page
+        own, scored = rows[0], specs[0].split('->')[1][:-1]
+        there = (table >= 0) & (table < k.shape[rows[1]])
+        there = jnp.einsum(f"{own}m->{''.join(dim for dim in scored if dim in own)}m", there)
+        there = there.reshape([table.shape[own.index(dim)] if dim in own else 1 for dim in scored] + [-1])
+        return jnp.repeat(there, size, -1)
+
+    def read(x, table, axis):  # a row's pages, one after the other
+        def of(x, table):
+            return jnp.take(x, table, 0, mode='clip')
+
+        for _ in range(rows[1]):
+            of = jax.vmap(of)
+        x = jnp.moveaxis(of(x, table), table.ndim - 1, axis)
+        return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2:])
+
     def further(carry, part):
-        k, v, t = part
-        s = jnp.einsum(specs[0], k, q, **wide) * scale
+        keys, values, t = part
+        if pages is not None:
+            table, keys, values = keys, *(read(x, keys, axis) for x, axis in zip((k, v), axes))
+        s = jnp.einsum(specs[0], keys, q, **wide) * scale
         s = softcap * jnp.tanh(s / softcap) if softcap else s
         if last is not None:
             s = jnp.where(t <= jnp.asarray(last)[..., None], s, -jnp.inf)
@@ -65,11 +88,13 @@ def attend_in_blocks(
             s = jnp.where(t > jnp.asarray(last - window)[..., None], s, -jnp.inf)
         if length is not None:
             s = jnp.where(t < jnp.asarray(length)[..., None], s, -jnp.inf)
+        if pages is not None:
+            s = jnp.where(held(table), s, -jnp.inf)
         greatest = jnp.maximum(jnp.max(lax.stop_gradient(s), -1), jnp.finfo(jnp.float32).min)
         if carry is not None:
             greatest = jnp.maximum(greatest, carry[0])
         powers = jnp.exp(s - greatest[..., None])
-        total, summed = jnp.sum(powers, -1), jnp.einsum(specs[1], v, powers.astype(v.dtype), **wide)
+        total, summed = jnp.sum(powers, -1), jnp.einsum(specs[1], values, powers.astype(v.dtype), **wide)
         if carry is not None:
             share = jnp.exp(carry[0] - greatest)
             total, summed = total + share * carry[1], summed + share[..., None] * carry[2]
@@ -94,12 +119,13 @@ def attend_in_blocks(
         x = lax.slice_in_dim(x, first, None, axis=axis)
         return jnp.moveaxis(x.reshape(*x.shape[:axis], n, block, *x.shape[axis + 1:]), axis, 0)
 
-    beginning = (lax.slice_in_dim(k, 0, first, axis=axes[0]), lax.slice_in_dim(v, 0, first, axis=axes[1]), t[:first])
+    parts = ((k, axes[0]), (v, axes[1])) if pages is None else ((pages, pages.ndim - 1),) * 2
+    beginning = (*(lax.slice_in_dim(x, 0, first, axis=axis) for x, axis in parts), t[:first * size])
     if n:
         further = jax.checkpoint(further, prevent_cse=False)
     greatest, total, summed = further(None, beginning)
     if n:
-        parts = (blocks(k, axes[0]), blocks(v, axes[1]), blocks(t, 0))
+        parts = (*(blocks(x, axis) for x, axis in parts), blocks(t.reshape(-1, size), 0).reshape(n, -1))
         carry = greatest, total, summed
         (greatest, total, summed), _ = lax.scan(next_block, carry, parts)
     none = total == 0

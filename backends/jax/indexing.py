@@ -155,6 +155,8 @@ def lower_update(
     that nothing else of it is touched. Rows that stand side by side on a chip are written as one block: accelerators'
     compilers do that in place, whereas they copy the whole of an array that they scatter into.
     """
+    if operation.page is not None:
+        return _written_on_pages(operation, terms, stacked, lowering)
     cache, new = terms[0].tensor, terms[1].tensor
     whole = stacked.whole if stacked else cache
     loops = dict(stacked.indices) if stacked else {}
@@ -201,13 +203,54 @@ def lower_update(
     while index[-1] == ":":
         index.pop()
 
-    # As numpy does it: dimensions of index arrays stand where the arrays stand if these are neighbours, else in front.
-    advanced = [i for i, word in enumerate(index) if word != ":"]
-    kept = [name for name, word in zip(whole.names, [*index, *[":"] * len(whole.names)], strict=False) if word == ":"]
-    before = advanced[0] if advanced == list(range(advanced[0], advanced[-1] + 1)) else 0
-    slot = [*kept[:before], *over, *kept[before:]]
-    rows = transposed(terms[1].code, [own.index(name) for name in slot])
+    rows = transposed(terms[1].code, [own.index(name) for name in _indexed_dims(whole.names, index, over)])
     return f"{terms[0].code}.at[{', '.join(index)}].set({rows}, mode='drop', wrap_negative_indices=False)"
+
+
+def _indexed_dims(names: Sequence[str], index: Sequence[str], over: Sequence[str]) -> list[str]:
+    """The dimensions of what an index takes, whose arrays broadcast over `over`: as numpy does it, these stand where
+    the arrays stand if those are neighbours, else in front."""
+    advanced = [i for i, word in enumerate(index) if word != ":"]
+    kept = [name for name, word in zip(names, [*index, *[":"] * len(names)], strict=False) if word == ":"]
+    before = advanced[0] if advanced == list(range(advanced[0], advanced[-1] + 1)) else 0
+    return [*kept[:before], *over, *kept[before:]]
+
+
+def _written_on_pages(operation: ops.Update, terms: Sequence[Term], stacked: SliceOf | None, lowering: Lowering) -> str:
+    """A call of the helper `written_on_pages`, which has the page and the slot of each position."""
+    lowering.use_helper("written_on_pages")
+    cache, new, table = (terms[i].tensor for i in (0, 1, -1))
+    page, slot = operation.written_dims[:2]
+    whole, loops = (stacked.whole, dict(stacked.indices)) if stacked else (cache, dict[str, str]())
+    written = operation.written_dim([term.arg for term in terms])
+    others = dict(zip(operation.indexed, terms[3:-1], strict=True))
+    own = ops.page_of_row(table.shape, new.shape)
+    rows = [name for name in table.names if name != own]
+    over = rows if written is None else [*rows, written]
+    start, own_rows = aligned(terms[2], (), DType.INT32), terms[2].arg.names
+    start = expanded(start, own_rows, over) if own_rows else start
+    if written is not None:
+        steps = expanded(f"lax.iota(jnp.int32, {lowering.size(new, written)})", (written,), over)
+        start = steps if start == "0" else f"{start} + {steps}"
+    elif not own_rows:
+        start = f"jnp.full({tuple_text(['1'] * len(over))}, {start}, jnp.int32)"
+    index: list[str] = []
+    for name in whole.names:
+        if name in loops:
+            index.append(loops[name])
+        elif name in (page, slot):
+            index.append(lowering.local_place("at[0]" if name == page else "at[1]", cache, name))
+        elif name in others:
+            index.append(lowering.local_place(aligned(others[name], over, DType.INT32), cache, name))
+        elif name in rows:
+            index.append(spread(f"lax.iota(jnp.int32, {lowering.size(cache, name)})", (name,), over))
+        else:
+            index.append(":")
+    code = transposed(terms[1].code, [new.names.index(name) for name in _indexed_dims(whole.names, index, over)])
+    table_code = transposed(terms[-1].code, [table.names.index(name) for name in (*rows, own)])
+    taken = ", ".join("slice(None)" if word == ":" else word for word in index)
+    size = cache.shape.size(slot)
+    return f"written_on_pages({terms[0].code}, {code}, {table_code}, {start}, {size}, lambda at: ({taken}))"
 
 
 def _lies_otherwise(

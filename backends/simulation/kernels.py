@@ -15,6 +15,7 @@ import numpy as np
 from shardwright.backends import foreign
 from shardwright.backends.number_formats import Array, numpy_dtype, paired, softmax_weights
 from shardwright.backends.simulation.local_values import Argument, KernelSetting, Local, aligned
+from shardwright.backends.simulation.pages import gathered_pages, positions_of_pages, written_pages
 from shardwright.backends.simulation.random_bits import uniform
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
@@ -242,8 +243,10 @@ def _softmax(operation: ops.Softmax, call: Call) -> Array:
 
 
 def _attend(operation: ops.Attend, call: Call) -> tuple[Array, ...]:
-    q, k, v = (_tensor(arg) for arg in call.args[:3])
-    T, formats = operation.along, call.setting.formats
+    q, *pools = (_tensor(arg) for arg in call.args[:3])
+    T, formats, pages = operation.along, call.setting.formats, operation.at("pages")
+    table = None if pages is None else _tensor(call.args[pages])
+    k, v = (gathered_pages(operation, q.kind, pool, table, call.setting) if table else pool for pool in pools)
     kind = _scores_type(operation, q.kind, k.kind)
     names = kind.names
     wide = np.float64 if formats.precision == "exact" else np.float32
@@ -251,11 +254,14 @@ def _attend(operation: ops.Attend, call: Call) -> tuple[Array, ...]:
     scores = scores.astype(wide) * wide(operation.scale)
     if operation.softcap:
         scores = operation.softcap * np.tanh(scores / wide(operation.softcap))
-    t = _positions(kind, T, names, call.setting)
     visible: Array = np.ones((), np.bool_)
+    if table:
+        t, visible = positions_of_pages(operation, q.kind, pools[0].kind, table, names, call.setting)
+    else:
+        t = _positions(kind, T, names, call.setting)
     if operation.causal is not None:
         own = _positions(kind, operation.causal, names, call.setting) + _given(operation, call, "pos", names)
-        visible = t <= own
+        visible = visible & (t <= own)
         if operation.has_window:
             visible = visible & (t > own - (operation.window or _given(operation, call, "window", names)))
     if operation.at("length") is not None:
@@ -365,6 +371,9 @@ def _update(operation: ops.Update, call: Call) -> Array:
     cache, new = _tensor(call.args[0]), _tensor(call.args[1])
     lead, names = len(call.setting.mesh), cache.kind.names
     written = operation.written_dim([_arg(arg) for arg in call.args])
+    if operation.page is not None:
+        starts = [int(arg.value) if isinstance(arg, Number) else arg for arg in call.args[2:-1]]
+        return written_pages(operation, cache, new, _tensor(call.args[-1]), starts, written, call.setting)
     rows = aligned(new, [(written or operation.dim) if name == operation.dim else name for name in names], lead)
     start = _like(call.args[2], DType.INT32, names, call.setting)
     offset = _positions(cache.kind, operation.dim, names, call.setting) - start

@@ -30,12 +30,13 @@ def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
     Floats are normal; weights of two dimensions or more are scaled by 1/sqrt(their greatest extent), so that values
     keep their size through many layers, and weights of one, which are scales, lie about 1. Integers that index a
     table stay below its extent, integers that say where a cache is written leave room for what is written, other
-    positions and what meets an index are small. All other integers, and bools, come from the whole range of their
-    format, half of them extremes. What meets a logarithm, a root or a division without more ado is positive.
+    positions and what meets an index are small; tables name no page twice. All other integers, and bools, come from the
+    whole range of their format, half of them extremes. What meets a logarithm, a root or a division without more ado is
+    positive.
     """
     if isinstance(func, str):
         func = program.func(func)
-    bounds, positive = _needs(program, func)
+    bounds, positive, tables = _needs(program, func)
     rng = np.random.default_rng(seed)
     loops = {statement.dim for f in program.funcs for statement, _ in f.walk() if isinstance(statement, Loop)}
 
@@ -43,6 +44,9 @@ def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
         shape, dtype = tuple(dim.size for dim in value.shape.dims), value.shape.dtype
         if value.name in bounds:
             made: Array = rng.integers(0, max(1, bounds[value.name]), shape)
+            if value.name in tables:  # no page twice, since rows would write to the same slot
+                pages = rng.permutation(bounds[value.name])[: made.size]
+                made = np.append(pages, np.full(made.size - len(pages), -1)).reshape(shape)
         elif not dtype.is_float:
             made = whole_range(dtype, shape, rng)
         else:
@@ -84,17 +88,22 @@ _SMALL = 8
 """Positions that nothing bounds are below this: what is turned by an angle is turned by a small one."""
 
 
-def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
-    """Upper bounds of integer inputs, exclusive, and the float inputs that must be positive."""
+def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str], set[str]]:
+    """Upper bounds of integer inputs, exclusive, the float inputs that must be positive, and the tables of pages."""
     sources = _sources(program, func)
     bounds: dict[str, int] = {}
     positive: set[str] = set()
+    tables: set[str] = set()
 
     def bound(operand: Operand, below: int) -> None:
         if isinstance(operand, str):
             for name in sources.get(operand, ()):
                 if isinstance(name, str):
                     bounds[name] = min(bounds.get(name, below), below)
+
+    def number_pages(operand: Operand, pages: int) -> None:
+        bound(operand, pages)
+        tables.add(str(operand))
 
     for site in sites(program, func):
         let, scope = site.statement, site.scope
@@ -109,15 +118,25 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
             case ops.Update(dim=dim) as update:
                 args = [Arg(str(o), None if isinstance(o, Number) else scope.type_of(o).shape, None) for o in operands]
                 written = update.written_dim(args)
-                n = 1 if written is None else args[1].tensor.size(written)
-                bound(operands[2], args[0].tensor.size(dim) - n + 1)
-                for name, operand in zip(update.indexed, operands[3:], strict=True):
+                n, room = 1 if written is None else args[1].tensor.size(written), args[0].tensor.size(dim)
+                if update.page is not None:
+                    table = args[-1].tensor
+                    number_pages(operands[-1], args[0].tensor.size(update.page))
+                    room *= table.size(ops.page_of_row(table, args[1].tensor))
+                bound(operands[2], room - n + 1)
+                for name, operand in zip(update.indexed, operands[3:], strict=False):
                     bound(operand, args[0].tensor.size(name))
             case ops.Attend() as attend:
-                positions = scope.type_of(str(operands[1])).shape.size(attend.along) + 1
+                q, k = (scope.type_of(str(operand)).shape for operand in operands[:2])
+                at = attend.at("pages")
+                table = None if at is None else scope.type_of(str(operands[at])).shape
+                positions = attend.gathered(q, k, table).size(attend.along) + 1
                 bounds_of = {"pos": _SMALL, "length": positions, "window": positions}
                 for name, operand in zip(attend.given, operands[3:], strict=True):
-                    bound(operand, bounds_of[name])
+                    if name == "pages":
+                        number_pages(operand, k.size(str(attend.page)))
+                    else:
+                        bound(operand, bounds_of[name])
             case ops.Rotary() | ops.Softmax():
                 for position in operands[1:2]:
                     bound(position, _SMALL)
@@ -130,7 +149,7 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str]]:
                             bound(other, extent)
             case _:
                 pass
-    return bounds, positive
+    return bounds, positive, tables
 
 
 def _sources(program: Program, func: Func) -> dict[str, set[str | int]]:

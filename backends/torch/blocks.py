@@ -165,7 +165,7 @@ class CompiledBlock:
             case Let(operation=ops.Update() as operation):
                 dims = operation.written_dims
             case Let(operation=ops.Attend() as operation):
-                dims = (operation.along, operation.causal)
+                dims = (*operation.pool, operation.causal)
             case _:
                 return False
         held = [self._held.get(self._root(name)) for name in statement.operands if isinstance(name, str)]
@@ -214,7 +214,7 @@ class CompiledBlock:
         assert isinstance(operation, ops.Update)
         names, new_names, position = shapes[0].names, shapes[1].names, statement.operands[2]
         by = () if isinstance(position, Number) else shapes[2].names
-        if operation.wrap or operation.indexed or len(by) > 1 or len(read) < 2:
+        if operation.wrap or operation.indexed or operation.page or len(by) > 1 or len(read) < 2:
             return None
         rest = [*by, *(name for name in names if name != operation.dim and name not in by)]
         order = [names.index(name) for name in (operation.dim, *rest)]
@@ -403,6 +403,7 @@ def _updates_in_place(body: Sequence[Statement], states: Set[str], shapes: Mappi
             or not isinstance(statement.operation, ops.Update)
             or statement.operation.wrap
             or statement.operation.indexed
+            or statement.operation.page
         ):
             continue
         state, position = statement.operands[0], statement.operands[2]

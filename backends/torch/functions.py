@@ -48,6 +48,23 @@ def updated(cache: Tensor, new: Tensor, offset: Tensor, axis: int) -> Tensor:
     return torch.where((offset >= 0) & (offset < n), gathered(new.expand(source), axis, index), cache)
 
 
+def places_in_pages(table: Tensor, at: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The page and the slot of positions `at`, of so many slots a page, in a table aligned to them and the pages of
+    their rows; -1 for a page that a row lacks."""
+    page = torch.div(at, size, rounding_mode="floor")
+    inside = (page >= 0) & (page < table.shape[-1])
+    return torch.where(inside, picked(table, page), -1), at % size
+
+
+def written_at(pool: Tensor, rows: Tensor, places: tuple[Tensor, ...]) -> Tensor:
+    """The pool with rows at these indices of its first dimensions, but for those that it has not."""
+    made, inside = pool.clone(), torch.ones_like(places[0], dtype=torch.bool)
+    for place, extent in zip(places, pool.shape, strict=False):
+        inside = inside & (place >= 0) & (place < extent)
+    made[tuple(place[inside].long() for place in places)] = rows[inside]
+    return made
+
+
 def topk(value: Tensor, axis: int, k: int) -> tuple[Tensor, Tensor]:
     """The k greatest in descending order, the first of equals first, NaN before all; and their indices."""
     values, indices = torch.sort(value, dim=axis, descending=True, stable=True)

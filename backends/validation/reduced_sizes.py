@@ -255,8 +255,14 @@ class _Analysis:
         self.segments.divisible(run, self.program.mesh.product(by))
 
     def cache(self, update: ops.Update, operands: Sequence[Runs]) -> None:
-        """A cache has room for what is written twice."""
+        """A cache has room for what is written twice; of pages a row has enough."""
         cache, new, *pos = operands
+        if update.page is not None:
+            table = {dim: run for dim, run in pos[-1].items() if dim not in new}
+            for run in (cache[update.dim], *table.values()):
+                self.segments.keep(run)
+            _meet(new, *pos, {dim: run for dim, run in cache.items() if dim in new})
+            return
         rest = {dim: run for dim, run in cache.items() if dim != update.dim}
         _meet(rest, {dim: run for dim, run in new.items() if dim in rest}, *pos)
         written = [run for dim, run in new.items() if dim not in rest]

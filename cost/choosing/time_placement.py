@@ -37,7 +37,7 @@ from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
 from shardwright.cost.hardware.topology import topology_of
 from shardwright.cost.kernels.demand import copy_s, vector_s
-from shardwright.cost.kernels.fusion import Draws, KernelTraffic, reads_within
+from shardwright.cost.kernels.fusion import Draws, KernelTraffic, PagesRead, reads_within
 from shardwright.cost.kernels.work import Side, copied_bytes, products_of
 from shardwright.cost.movements.movement import Collective, collective_kind
 from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Slice, Start, Wait
@@ -377,7 +377,7 @@ class TimeSolver(Solver):
         pair = (self.coding.digits(codes) == SOFTMAX).any(axis=1)
         return np.where(pair, made * (1 + 32 / (shape.dtype.bits * shape.dims[-1].size)), made)
 
-    def drawn(self, draws: Draws, entry: StrategyTable) -> Floats:
+    def drawn(self, draws: Draws | PagesRead, entry: StrategyTable) -> Floats:
         """The share of its matrices that a chip can expect to read in each row of a table."""
         slot = entry.operands[draws.slot]
         return draws.share(local_elements(self.coding, entry.codes[slot], entry.nodes[slot].shape))
@@ -424,9 +424,11 @@ class TimeSolver(Solver):
         tile_m, tile_n, tile_k = self.chip.matmul_tile
 
         def local(side: Side) -> Floats:
-            slot, names = entry.operands[side[0]], set(side[1])
-            size = math.prod(dim.size for dim in entry.nodes[slot].shape.dims if dim.name in names)
-            return size / self.chips_over(entry.codes[slot], names)
+            total = np.ones(len(entry.codes[0]))
+            for slot, names in ((entry.operands[operand], set(names)) for operand, names in side):
+                size = math.prod(dim.size for dim in entry.nodes[slot].shape.dims if dim.name in names)
+                total = total * (size / self.chips_over(entry.codes[slot], names))
+            return total
 
         def up(size: Floats, tile: int) -> Floats:
             return np.ceil(size / tile - 1e-9) * tile

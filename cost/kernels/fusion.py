@@ -83,16 +83,32 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
+class PagesRead:
+    """Pages that a table of so many `entries` names, the operand `slot` of attention: those of the rows on a chip."""
+
+    slot: int
+    entries: int
+
+    @overload
+    def share(self, indices: float) -> float: ...
+    @overload
+    def share(self, indices: NDArray[np.float64]) -> NDArray[np.float64]: ...
+    def share(self, indices: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
+        """The share of what all rows read, for a chip that has so many entries of the table."""
+        return indices / self.entries
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTraffic:
     """Bytes of the value `name` when it is whole, to be divided as `slot` of a statement is split: an operand by its
-    number, the result where it is -1. Only splits of `dims` count, all where it is None; of matrices that are `drawn`
-    the expected share."""
+    number, the result where it is -1. Only splits of `dims` count, all where it is None; of matrices or pages that are
+    `drawn` the expected share."""
 
     slot: int
     name: str
     nbytes: float
     dims: frozenset[str] | None
-    drawn: Draws | None = None
+    drawn: Draws | PagesRead | None = None
 
     def local(self, kind: TensorType, mesh: Mesh) -> float:
         """The bytes on a chip, where that operand or result has this type."""
@@ -141,9 +157,10 @@ def pointwise(statement: Let) -> bool:
 
 def reads_within(statement: Let, number: int, mesh: Mapping[str, int]) -> bool:
     """Tells whether a statement may compute a slice that it reads as this operand: a kernel may, where it does not
-    write into that operand."""
+    write into that operand, nor is attention's, which takes keys and values as they lie."""
     in_place = isinstance(statement.operation, Update) and number == 0
-    return not (isinstance(statement.operation, Movement) or is_view(statement, mesh) or in_place)
+    lying = isinstance(statement.operation, Attend) and number in (1, 2)
+    return not (isinstance(statement.operation, Movement) or is_view(statement, mesh) or in_place or lying)
 
 
 def widens(statement: Let, types: Mapping[str, ValueType]) -> bool:
@@ -336,8 +353,13 @@ class Fusion:
         operation = statement.operation
         assert isinstance(operation, Attend)
         q, k = (self.types[str(name)].shape for name in statement.operands[:2])
+        elements, at = self.elements(operand), operation.at("pages")
+        if at is not None:  # a page is read for each row that has it
+            table = self.types[str(statement.operands[at])].shape
+            pool, k = self.types[operand].shape, operation.gathered(q, k, table)
+            elements = elements * operation.gathered(q, pool, table).elements // pool.elements
         read = operation.read(q, k, windows_of(statement, self.scope))
-        return -(-self.elements(operand) * read // k.size(operation.along))
+        return -(-elements * read // k.size(operation.along))
 
     def _charge(self) -> None:
         for name, statement in self.lets.items():
@@ -415,8 +437,13 @@ class Fusion:
         own = frozenset(self.types[name].names)
         # Renamed, split and merged dimensions lie as those that they were.
         drawn = None
-        if isinstance(statement.operation, Grouped) and slot == 1:
-            drawn = Draws(2, self.types[str(statement.operands[1])].shape.size(statement.operation.dim))
+        match statement.operation:
+            case Grouped(dim=dim) if slot == 1:
+                drawn = Draws(2, self.types[str(statement.operands[1])].shape.size(dim))
+            case Attend() as attend if slot in (1, 2) and (table := attend.at("pages")) is not None:
+                drawn = PagesRead(table, self.elements(str(statement.operands[table])))
+            case _:
+                pass
         return KernelTraffic(slot, name, nbytes, own if own <= there else None, drawn)
 
     def _following(self, name: str) -> list[str]:

@@ -233,8 +233,8 @@ def copied_bytes(operand: TensorType, target: Placement, mesh: Mapping[str, int]
     )
 
 
-Side = tuple[int, tuple[str, ...]]
-"""A side of a product: an operand by its number, and dimensions of it."""
+Side = tuple[tuple[int, tuple[str, ...]], ...]
+"""A side of a product: operands by their numbers, each with dimensions of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,15 +256,17 @@ class Product:
 
     def on_a_chip(self, sizes: Sequence[Mapping[str, int]]) -> Matmul:
         """With these extents of the operands."""
-        count, m, n, k = (
-            math.prod(sizes[slot][name] for name in names) for slot, names in (self.count, self.m, self.n, self.k)
-        )
+        count, m, n, k = (_extent(side, sizes) for side in (self.count, self.m, self.n, self.k))
         if self.share is not None:
-            (slot, names), whole = self.share
-            m = -(-m * math.prod(sizes[slot][name] for name in names) // whole)
+            side, whole = self.share
+            m = -(-m * _extent(side, sizes) // whole)
         share, whole = self.seen
         n, k = (-(-side * share // whole) if self.positions == name else side for name, side in (("n", n), ("k", k)))
         return Matmul(count, m, n, k, self.dtype, self.given)
+
+
+def _extent(side: Side, sizes: Sequence[Mapping[str, int]]) -> int:
+    return math.prod(sizes[slot][name] for slot, names in side for name in names)
 
 
 def products_of(statement: Let, shapes: Sequence[Shape | None], windows: Sequence[int] = ()) -> tuple[Product, ...]:
@@ -276,29 +278,45 @@ def products_of(statement: Let, shapes: Sequence[Shape | None], windows: Sequenc
         left, right = _shape(shapes[0]), _shape(shapes[1])
         m, n = (tuple(x for x in a.names if x not in b) for a, b in ((left, right), (right, left)))
         count = tuple(name for name in left.names if name in right and name not in operation.dims)
-        return (Product((0, count), (0, m), (1, n), (0, operation.dims), left.dtype),)
+        return (Product(((0, count),), ((0, m),), ((1, n),), ((0, operation.dims),), left.dtype),)
     if isinstance(operation, Grouped):
         x, w, expert = map(_shape, shapes)
         X, E = operation.dim, operation.dims
         count = tuple(name for name in x.names if name not in expert and name not in E)
         n = tuple(name for name in w.names if name not in (X, *E))
-        return (Product((0, count), (2, expert.names), (1, n), (0, E), x.dtype, share=((1, (X,)), w.size(X))),)
+        share = ((1, (X,)),), w.size(X)
+        return (Product(((0, count),), ((2, expert.names),), ((1, n),), ((0, E),), x.dtype, share=share),)
     if isinstance(operation, Attend):
-        q, k, v = map(_shape, shapes[:3])
-        T, rows, seen = operation.along, operation.rows(q).names, operation.seen(q, k, windows)
-        width = tuple(name for name in v.names if name != T and name not in rows)
-        shared = [tuple(name for name in rows if name in of) for of in (k, v)]
-        own = [tuple(name for name in rows if name not in of) for of in (k, v)]
-        return (
-            Product((0, shared[0]), (0, own[0]), (1, (T,)), (0, (operation.contracted,)), q.dtype, "n", seen),
-            Product((0, shared[1]), (0, own[1]), (2, width), (2, (T,)), q.dtype, "k", seen),
-        )
+        return _products_of_attention(operation, shapes, windows)
     if isinstance(operation, Foreign) and operation.flops:
         first = _shape(shapes[0])
         over = tuple(name for name in operation.splits if name in first)
         each = operation.flops / math.prod(first.size(name) for name in over)
-        return (Product((0, over), (0, ()), (0, ()), (0, ()), first.dtype, given=each),)
+        return (Product(((0, over),), (), (), (), first.dtype, given=each),)
     return ()
+
+
+def _products_of_attention(
+    operation: Attend, shapes: Sequence[Shape | None], windows: Sequence[int]
+) -> tuple[Product, ...]:
+    """The scores and the mean. Of pages that chips have apart each computes with its part of a row's positions."""
+    q, k, v = map(_shape, shapes[:3])
+    table = operation.at("pages")
+    gathered = [operation.gathered(q, pool, None if table is None else shapes[table]) for pool in (k, v)]
+    rows, (share, whole) = operation.rows(q).names, operation.seen(q, gathered[0], windows)
+    positions: list[Side] = [((slot, operation.pool),) for slot in (1, 2)]
+    if table is not None:
+        of_row = table, tuple(name for name in _shape(shapes[table]).names if name not in q)
+        positions = [(*side, of_row) for side in positions]
+        whole *= k.size(str(operation.page))
+    width = tuple(name for name in v.names if name not in operation.pool and name not in rows)
+    shared = [tuple(name for name in rows if name in of) for of in gathered]
+    own = [tuple(name for name in rows if name not in of) for of in gathered]
+    D, seen = ((0, (operation.contracted,)),), (share, whole)
+    return (
+        Product(((0, shared[0]),), ((0, own[0]),), positions[0], D, q.dtype, "n", seen),
+        Product(((0, shared[1]),), ((0, own[1]),), ((2, width),), positions[1], q.dtype, "k", seen),
+    )
 
 
 def _shape(shape: Shape | None) -> Shape:

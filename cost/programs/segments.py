@@ -306,7 +306,7 @@ def _writes_rows(statement: Let, scope: Scope) -> bool:
     """True if an update writes rows that follow each other, from one position or from one for each element of another
     dimension, along a dimension that no axis splits."""
     operation, (cache, _, position, *indices) = statement.operation, statement.operands
-    if not isinstance(operation, Update) or operation.wrap or indices or not isinstance(cache, str):
+    if not isinstance(operation, Update) or operation.wrap or indices or not isinstance(cache, str) or operation.page:
         return False
     kind = scope.type_of(cache)
     by = scope.type_of(position).names if isinstance(position, str) else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import Span, fault, nearest
@@ -78,8 +78,22 @@ def _iota(statics: Statics) -> Operation:
 
 
 def _update(statics: Statics) -> Operation:
-    dim, *indexed = statics.dims()
-    return ops.Update(dim, tuple(indexed), _wraps(statics))
+    page, dim, indexed = _pool(statics, statics.operands(("pages",)))
+    wrap = _wraps(statics)
+    if wrap and page is not None:
+        raise statics.wrong("pages have no wrap: what is behind a row's last page is dropped")
+    return ops.Update(dim, indexed, wrap, page)
+
+
+def _pool(statics: Statics, given: Sequence[str]) -> tuple[str | None, str, tuple[str, ...]]:
+    """The dimension of pages where a table of them is given, that of positions, and those behind."""
+    dims = statics.dims()
+    if "pages" not in given:
+        return None, dims[0], dims[1:]
+    if len(dims) == 1:
+        way_out = f"as in {statics.keyword}[PS{', D' if statics.keyword == 'attend' else ''}](..., pages=table)"
+        raise statics.wrong("with pages name their dimension, then that of the slots of a page", statics.at, way_out)
+    return dims[0], dims[1], dims[2:]
 
 
 def _rotary(statics: Statics) -> Operation:
@@ -119,8 +133,11 @@ def _softmax(statics: Statics) -> Operation:
 
 
 def _attend(statics: Statics) -> ops.Attend:
-    lse = statics.flag("lse")
-    along = statics.dim()
+    lse, given = statics.flag("lse"), statics.operands(("pos", "length", "window", "pages"))
+    page, along, more = _pool(statics, given)
+    if more:
+        way_out = f"attend[{page or along}{along if page else more[0]}, ...](..., pages=table) reads pages"
+        raise statics.wrong("one dimension numbers positions, and with a table of pages two", statics.at, way_out)
     if not any(isinstance(static, syntax.DimsStatic | syntax.WordStatic) for static in statics.left):
         raise statics.wrong("name the positions, then what scores are summed over", None, "as in attend[T, D](q, k, v)")
     return ops.Attend(
@@ -131,7 +148,8 @@ def _attend(statics: Statics) -> ops.Attend:
         scale=statics.number("scale", 1.0),
         softcap=statics.number("softcap", 0.0),
         lse=lse,
-        given=statics.operands(("pos", "length", "window")),
+        given=given,
+        page=page,
     )
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shardwright.ir.operation import SOFTMAX, SUM, Arg, AxisRow, Context, Operation, misuse, same_dtype, whole_row
+from shardwright.ir.ops.indexing import page_of_row, require_table
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
 from shardwright.ir.text.syntax import OptionStatic, Static, WordStatic
-from shardwright.ir.types import ON_DEVICE, ON_HOST, DType, Placement, Shape, State
+from shardwright.ir.types import ON_DEVICE, ON_HOST, Dim, DType, Placement, Shape, State
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Attend(Operation):
     q has D and no T, k has both, v has T. All else that k and v have, q has too, but for the width of the result: the
     one other dimension of v, D again or any that q lacks. The result has q's dimensions and then the width.
 
+    `attend[PS, D](q, k, v, pages=t)` reads pages: k and v are pools of P pages of S slots. The table t, int32, numbers
+    for each row, by dimensions of q, the pages of the row, by one of its own: slot s of its page m is position m S + s.
+    An entry that is no page of the pool hides its positions.
+
     Where q, k and v lie on the host it is computed there, and leaves its results there; positions are on the device.
     """
 
@@ -42,7 +47,9 @@ class Attend(Operation):
     softcap: float = 0.0
     lse: bool = False
     given: tuple[str, ...] = ()
-    """The operands behind q, k and v: `pos`, `length`, `window`."""
+    """The operands behind q, k and v: `pos`, `length`, `window`, `pages`."""
+    page: str | None = None
+    """The dimension of k and v that numbers the pages of the pool; `along` numbers the slots of a page then."""
 
     @property
     def keywords(self) -> tuple[str, ...]:
@@ -50,7 +57,7 @@ class Attend(Operation):
 
     @property
     def statics(self) -> tuple[Static, ...]:
-        made: list[Static] = [dims_static([self.along]), dims_static([self.contracted])]
+        made: list[Static] = [dims_static(self.pool), dims_static([self.contracted])]
         if self.causal is not None:
             made.append(OptionStatic("causal", dims_static([self.causal])))
         for name, value, default in (
@@ -61,8 +68,13 @@ class Attend(Operation):
         return (*made, WordStatic(("lse",))) if self.lse else tuple(made)
 
     def at(self, name: str) -> int | None:
-        """The number of the operand `pos`, `length` or `window`, None where it is left out."""
+        """The number of the operand `pos`, `length`, `window` or `pages`, None where it is left out."""
         return 3 + self.given.index(name) if name in self.given else None
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The dimensions of keys and values that number positions: T, or those of pages and of slots."""
+        return (self.along,) if self.page is None else (self.page, self.along)
 
     @property
     def has_window(self) -> bool:
@@ -92,15 +104,35 @@ class Attend(Operation):
         each = [min(positions, window + seen) for window in windows or (self.window or positions,)]
         return -(-sum(each) // len(each))
 
+    def gathered(self, q: Shape, pool: Shape, table: Shape | None) -> Shape:
+        """Keys or values of which each row has its own, all its pages one after the other; as they are where there are
+        no pages."""
+        if table is None or self.page is None:
+            return pool
+        own = table.size(page_of_row(table, q))
+        rows = tuple(dim for dim in table.dims if dim.name in q and dim.name not in pool)
+        kept = (Dim(dim.name, dim.size * own) if dim.name == self.along else dim for dim in pool.dims)
+        return Shape(pool.dtype, (*rows, *(dim for dim in kept if dim.name != self.page)))
+
     def width(self, args: Sequence[Arg]) -> str:
         """The dimension of v that is the result's last."""
-        return next(name for name in args[2].names if name != self.along and name not in self._kept(args))
+        return next(name for name in args[2].names if name not in self.pool and name not in self._kept(args))
 
     def _kept(self, args: Sequence[Arg]) -> set[str]:
         return set(args[0].names) - {self.contracted}
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         same_dtype(self.keyword, args[:3])
+        table = self.at("pages")
+        if (table is None) != (self.page is None):
+            raise misuse(
+                "wrong-operands",
+                f"attend over pages names two dimensions of {args[1].text}, and has a table of pages for each row of"
+                f" {args[0].text}",
+                f"as in attend[PS, {self.contracted}]({', '.join(arg.text for arg in args[:3])}, pages=table)",
+            )
+        if table is not None:
+            args = self._gathered_args(args, args[table])
         (q, k, v), T, D = (arg.tensor for arg in args[:3]), self.along, self.contracted
         if not q.dtype.is_float:
             raise misuse("dtype-mismatch", f"attend takes floating-point values, and {args[0].text} is {q.dtype}")
@@ -147,11 +179,28 @@ class Attend(Operation):
         result = Shape(q.dtype, (*rows.dims, width))
         return (result, rows) if self.lse else (result,)
 
+    def _gathered_args(self, args: Sequence[Arg], table: Arg) -> Sequence[Arg]:
+        """The operands with keys and values as `gathered`."""
+        q, pools = args[0].tensor, args[1:3]
+        for arg in pools:
+            require_dims(self.keyword, arg, self.pool)
+        if pools[0].tensor.size(str(self.page)) != pools[1].tensor.size(str(self.page)):
+            raise misuse("size-mismatch", f"attend: {pools[0].text} and {pools[1].text} have not as many pages")
+        require_table(self.keyword, table, self.pool, q)
+        for name in table.names:
+            if (name in pools[0].names) != (name in pools[1].names):
+                raise misuse(
+                    "wrong-dimensions", f"attend: of {pools[0].text} and {pools[1].text} one alone has {name}, a row's"
+                )
+        gathered = (Arg(arg.text, self.gathered(q, arg.tensor, table.tensor)) for arg in pools)
+        return (args[0], *gathered, *args[3:])
+
     def _check_masks(self, args: Sequence[Arg], q: Shape) -> None:
         for name in self.given:
             at = self.at(name)
             assert at is not None
-            require_positions(self.keyword, args[at], self.rows(q))
+            if name != "pages":
+                require_positions(self.keyword, args[at], self.rows(q))
         if self.causal is not None:
             if self.causal == self.contracted or self.causal not in q:
                 raise misuse(
@@ -169,7 +218,7 @@ class Attend(Operation):
             raise misuse("bad-static", "attend: scale is a finite number, softcap one that is not negative")
 
     def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
-        return home if home in (ON_DEVICE, ON_HOST) else None
+        return home if home == ON_DEVICE or (home == ON_HOST and self.page is None) else None
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         more = len(args) - 3
@@ -182,7 +231,7 @@ class Attend(Operation):
         yield AxisRow((None, None, self.width(args), *rest), (self.width(args), *whole))
         yield AxisRow((None, None, SUM, *rest), (SUM, *whole))
         if not self.lse:
-            yield AxisRow((None, self.along, self.along, *rest), (SOFTMAX,))
+            yield from (AxisRow((None, name, name, *rest), (SOFTMAX,)) for name in self.pool)
 
     def _own(self, args: Sequence[Arg], at: int) -> set[str]:
         """The dimensions of an operand that a query's row has too: not the width of values."""

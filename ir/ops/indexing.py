@@ -37,6 +37,33 @@ def wrap_static(wrap: bool) -> tuple[Static, ...]:
     return (OptionStatic("wrap", WordStatic(("true",))),) if wrap else ()
 
 
+def page_of_row(table: Shape, rows: Shape) -> str:
+    """The dimension of a table of pages that numbers those of a row, which what has the rows lacks."""
+    return next(name for name in table.names if name not in rows)
+
+
+def require_table(keyword: str, table: Arg, pool: Sequence[str], rows: Shape) -> None:
+    """Raises unless the operand is a table in int32 of the pages of `rows`, without the dimensions of a `pool`."""
+    shape = table.tensor
+    if shape.dtype is not DType.INT32:
+        raise misuse("dtype-mismatch", f"{keyword} takes a table of pages in int32, and {table.text} is {shape.dtype}")
+    for name in pool:
+        if name in shape:
+            raise misuse("wrong-dimensions", f"{keyword}: {name} numbers the pool's, and {table.text}: {shape} has it")
+    for dim in shape.dims:
+        if dim.name in rows and rows.size(dim.name) != dim.size:
+            raise misuse(
+                "size-mismatch", f"{keyword}: {dim.name} is {dim.size} in {table.text}, {rows.size(dim.name)} elsewhere"
+            )
+    lacking = [name for name in shape.names if name not in rows]
+    if len(lacking) != 1:
+        raise misuse(
+            "wrong-dimensions",
+            f"{keyword}: the table {table.text}: {shape} has {len(lacking)} dimensions that {rows} lacks",
+            "it has one, which numbers the pages of a row",
+        )
+
+
 @dataclass(frozen=True)
 class Lookup(Operation):
     """`lookup[V](table, ids)`: the slices of the table along V at these indices; shared dimensions are batched.
@@ -237,6 +264,10 @@ class Update(Operation):
     dimensions of the cache. A cache split over T keeps its rows: each chip writes those it holds. What would be
     written beyond the cache is dropped; with `wrap=true` positions count modulo its extent.
     `update[TM](cache, new, pos, m)` writes at index m of M, which `new` lacks: nothing where there is no such index.
+
+    `update[PS](pool, new, pos, pages=t)` writes into pages, as `attend` numbers them: `new` has the rows of the table t
+    and in place of P and S what is written, `pos` is one for all or for each row. What would be written behind a row's
+    last page, or on a page that the pool lacks, is dropped. Which of two rows stays that write to one slot is not said.
     """
 
     keyword: ClassVar[str] = "update"
@@ -246,9 +277,15 @@ class Update(Operation):
     dim: str
     indexed: tuple[str, ...] = ()
     wrap: bool = False
+    page: str | None = None
+    """The dimension that numbers the pages of a pool; `dim` numbers the slots of a page then."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arity", (3 + len(self.indexed),) * 2)
+
+    @property
+    def keywords(self) -> tuple[str, ...]:
+        return () if self.page is None else ("pages",)
 
     @property
     def statics(self) -> tuple[Static, ...]:
@@ -257,18 +294,28 @@ class Update(Operation):
     @property
     def written_dims(self) -> tuple[str, ...]:
         """The dimensions of the cache in which there are positions."""
-        return (self.dim, *self.indexed)
+        pages = () if self.page is None else (self.page,)
+        return (*pages, self.dim, *self.indexed)
 
     def written_dim(self, args: Sequence[Arg]) -> str | None:
         """The dimension of `new` that runs along T, None where `new` is a single position."""
         if self.dim in args[1].names:
             return self.dim
-        extra = [name for name in args[1].names if name not in args[0].names]
+        rows = () if self.page is None else args[-1].names
+        extra = [name for name in args[1].names if name not in args[0].names and name not in rows]
         return extra[0] if extra else None
+
+    def _rows(self, args: Sequence[Arg]) -> tuple[Dim, ...]:
+        """The dimensions of the table of pages that number rows."""
+        if self.page is None:
+            return ()
+        require_table(self.keyword, args[-1], self.written_dims, args[1].tensor)
+        own = page_of_row(args[-1].tensor, args[1].tensor)
+        return tuple(dim for dim in args[-1].tensor.dims if dim.name != own)
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         require_dims(self.keyword, args[0], self.written_dims)
-        cache, new = args[0].tensor, args[1].tensor
+        cache, new, rows = args[0].tensor, args[1].tensor, self._rows(args)
         if new.dtype != cache.dtype:
             raise misuse(
                 "dtype-mismatch",
@@ -276,27 +323,33 @@ class Update(Operation):
                 f"convert it: convert[{cache.dtype}]({args[1].text})",
             )
         written = self.written_dim(args)
-        expected = {dim for dim in cache.dims if dim.name not in self.written_dims}
+        expected = {dim for dim in cache.dims if dim.name not in self.written_dims}.union(rows)
         if {dim for dim in new.dims if dim.name != written} != expected:
             raise misuse(
                 "wrong-dimensions",
                 f"update[{self.dim}]: {args[1].text}: {new} does not fit the cache {args[0].text}: {cache}",
-                f"it has the cache's other dimensions, and {self.dim}, one more in its place, or none for one position",
+                f"it has the cache's other dimensions, and {self.dim}, one more in its place, or none for one position"
+                if self.page is None
+                else f"it has the rows of {args[-1].text} and the pool's other dimensions, and one more where it is"
+                " several positions",
             )
-        if written is not None and new.size(written) > cache.size(self.dim):
+        own = 1 if self.page is None else args[-1].tensor.size(page_of_row(args[-1].tensor, new))
+        if written is not None and new.size(written) > own * cache.size(self.dim):
             raise misuse(
                 "size-mismatch",
-                f"update writes {new.size(written)} positions into a cache of {cache.size(self.dim)} along {self.dim}",
+                f"update writes {new.size(written)} positions into a cache of {own * cache.size(self.dim)} along"
+                f" {self.dim}",
             )
-        for start in args[2:]:
+        over = Shape(cache.dtype, (*rows, *(dim for dim in cache.dims if dim not in rows)))
+        for start in args[2 : 3 + len(self.indexed)]:
             for name in set(self.written_dims).intersection(start.names):
                 what = f"update[{self.dim}]: the position {start.text} varies along {name}"
                 raise misuse("wrong-dimensions", what)
-            require_positions(self.keyword, start, cache)
+            require_positions(self.keyword, start, over)
         return (cache,)
 
     def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
-        return home if is_written(home, result) and not self.indexed else None
+        return home if is_written(home, result) and not self.indexed and self.page is None else None
 
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield whole_row(args)

@@ -11,7 +11,7 @@ from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Statement
 from shardwright.ir.rewriter import Rewriter
-from shardwright.ir.types import DType, Reduction, Shape
+from shardwright.ir.types import Dim, DType, Reduction, Shape
 from shardwright.ir.walk import Site, map_sites
 from shardwright.passes.base import Pass
 
@@ -142,11 +142,8 @@ class _Rewriter:
         self.sizes[name] = size
         return name
 
-    def masked(
-        self, scores: str, keys_dim: str, causal: str, pos: Operand | None, window: int | Operand, name: str
-    ) -> str:
-        """Scores of positions that a query does not see become -inf."""
-        keys = self.index(keys_dim, scores, f"{name}_keys")
+    def masked(self, scores: str, keys: str, causal: str, pos: Operand | None, window: int | Operand, name: str) -> str:
+        """Scores of positions, given by `keys`, that a query does not see become -inf."""
         queries = self.index(causal, scores, f"{name}_queries")
         if pos is not None:
             queries = self.emit(ops.Add(), [queries, pos], f"{name}_positions")
@@ -194,7 +191,8 @@ def _softmax(rewriter: _Rewriter, statement: Let) -> bool:
     scores = rewriter.in_f32(_name(statement.operands[0]), f"{name}_f32")
     if operation.causal is not None:
         pos = statement.operands[1] if len(statement.operands) > 1 else None
-        scores = rewriter.masked(scores, operation.dims[0], operation.causal, pos, operation.window, name)
+        keys = rewriter.index(operation.dims[0], scores, f"{name}_keys")
+        scores = rewriter.masked(scores, keys, operation.causal, pos, operation.window, name)
     greatest = rewriter.emit(ops.Max(operation.dims), [scores], f"{name}_max")
     shifted = rewriter.emit(ops.Sub(), [scores, greatest], f"{name}_shifted")
     powers = rewriter.emit(ops.Function("exp"), [shifted], f"{name}_exp")
@@ -211,10 +209,16 @@ def _attend(rewriter: _Rewriter, statement: Let) -> bool:
     demanded = kind.partial is not None and kind.partial.kind is Reduction.SOFTMAX
     if not rewriter.attend or demanded:
         return False
-    name, T = statement.results[0].name, operation.along
+    name, over = statement.results[0].name, (operation.along,)
     q, k, v = map(_name, statement.operands[:3])
+    given = dict(zip(operation.given, statement.operands[3:], strict=True))
+    table = given.pop("pages", None)
+    if isinstance(table, str):
+        over = (*_own_dims(rewriter, table, q), *over)
+        pages = ops.Lookup(str(operation.page))
+        k, v = (rewriter.emit(pages, [pool, table], f"{name}_{of}") for pool, of in ((k, "keys"), (v, "values")))
     query, keys = (rewriter.scope.type_of(value).shape for value in (q, k))
-    wide = Shape(DType.F32, (*operation.rows(query).dims, *(dim for dim in keys.dims if dim.name == T)))
+    wide = Shape(DType.F32, (*operation.rows(query).dims, *(Dim(T, keys.size(T)) for T in over)))
     scores = rewriter.emit(ops.Contract((operation.contracted,)), [q, k], f"{name}_scores", wide)
     if operation.scale != 1.0:
         scores = rewriter.emit(ops.Mul(), [scores, Number(repr(operation.scale))], f"{name}_scaled")
@@ -223,19 +227,24 @@ def _attend(rewriter: _Rewriter, statement: Let) -> bool:
         capped = rewriter.emit(ops.Div(), [scores, cap], f"{name}_capped")
         bounded = rewriter.emit(ops.Function("tanh"), [capped], f"{name}_bounded")
         scores = rewriter.emit(ops.Mul(), [bounded, cap], f"{name}_soft")
-    given = dict(zip(operation.given, statement.operands[3:], strict=True))
     if operation.causal is not None:
-        window = given.get("window", operation.window)
-        scores = rewriter.masked(scores, T, operation.causal, given.get("pos"), window, name)
+        window, places = given.get("window", operation.window), _places(rewriter, over, scores, f"{name}_keys")
+        scores = rewriter.masked(scores, places, operation.causal, given.get("pos"), window, name)
     if "length" in given:
-        places = rewriter.index(T, scores, f"{name}_places")
+        places = _places(rewriter, over, scores, f"{name}_places")
         held = rewriter.emit(ops.Function("less"), [places, given["length"]], f"{name}_held")
         scores = rewriter.emit(ops.Function("where"), [held, scores, Number("-inf")], f"{name}_within")
-    greatest = rewriter.emit(ops.Max((T,)), [scores], f"{name}_max")
+    if isinstance(table, str):  # what is no page of the pool hides its positions
+        n = Number(str(rewriter.scope.type_of(_name(statement.operands[1])).shape.size(str(operation.page))))
+        some = rewriter.emit(ops.Function("less_equal"), [Number("0"), table], f"{name}_some")
+        there = rewriter.emit(ops.Function("less"), [table, n], f"{name}_there")
+        there = rewriter.emit(ops.Function("logical_and"), [some, there], f"{name}_in_pool")
+        scores = rewriter.emit(ops.Function("where"), [there, scores, Number("-inf")], f"{name}_of_pages")
+    greatest = rewriter.emit(ops.Max(over), [scores], f"{name}_max")
     greatest = rewriter.emit(ops.Function("maximum"), [greatest, _LEAST], f"{name}_floor")
     shifted = rewriter.emit(ops.Sub(), [scores, greatest], f"{name}_shifted")
     powers = rewriter.emit(ops.Function("exp"), [shifted], f"{name}_exp")
-    total = rewriter.emit(ops.Sum((T,)), [powers], f"{name}_sum")
+    total = rewriter.emit(ops.Sum(over), [powers], f"{name}_sum")
     safe = rewriter.emit(ops.Function("maximum"), [total, Number("1.0")], f"{name}_safe")
     weights = rewriter.emit(ops.Div(), [powers, safe], f"{name}_weights")
     if query.dtype is not DType.F32:
@@ -243,9 +252,27 @@ def _attend(rewriter: _Rewriter, statement: Let) -> bool:
     if operation.lse:
         log = rewriter.emit(ops.Function("log"), [total], f"{name}_log")
         rewriter.writer.put(Let(statement.results[1:], ops.Add(), (greatest, log), statement.span))
-    last = replace(statement, results=statement.results[:1], operation=ops.Contract((T,)), operands=(weights, v))
+    last = replace(statement, results=statement.results[:1], operation=ops.Contract(over), operands=(weights, v))
     rewriter.writer.put(last)
     return True
+
+
+def _own_dims(rewriter: _Rewriter, table: str, q: str) -> tuple[str, ...]:
+    """The dimension of a table that numbers the pages of a row."""
+    return (ops.page_of_row(rewriter.scope.type_of(table).shape, rewriter.scope.type_of(q).shape),)
+
+
+def _places(rewriter: _Rewriter, over: Sequence[str], scores: str, wish: str) -> str:
+    """The positions of scores along a dimension, or two: of pages and of slots."""
+    *pages, slot = over
+    places = rewriter.index(slot, scores, wish)
+    for page in pages:
+        shape = rewriter.shape(scores)
+        assert shape is not None
+        number = rewriter.index(page, scores, f"{wish}_page")
+        first = rewriter.emit(ops.Mul(), [number, Number(str(shape.size(slot)))], f"{wish}_first")
+        places = rewriter.emit(ops.Add(), [first, places], f"{wish}_in_row")
+    return places
 
 
 _LEAST = Number("-3.4028234663852886e38")

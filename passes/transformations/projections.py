@@ -287,7 +287,7 @@ def _dims_with_a_meaning(program: Program, func: Func) -> set[str]:
             case Let(operation=Contract() | Sum() | Max() | Layernorm() | Rmsnorm() as operation):
                 found.update(operation.dims)
             case Let(operation=Attend() as operation):
-                found.update((operation.along, operation.contracted, operation.causal or ""))
+                found.update((*operation.pool, operation.contracted, operation.causal or ""))
             case Let(operation=Softmax() as operation):
                 found.update((*operation.dims, operation.causal or ""))
             case Let(operation=Rotary() as operation):

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interpreted_kernels import on_a_tpu
 from oracles.attention import attended
 from oracles.gradients import check_gradients
+from oracles.pages import attended_pages
 from program_text import program
 
 from shardwright.backends.jax.emit import emit
@@ -129,6 +131,67 @@ def test_random_cases(seed: int, interpreted: Callable[[str], Any]) -> None:
     )
 
 
+POOLS = ("skd", "ksd", "skd", "ksd", "kds")
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_random_pages(seed: int, interpreted: Callable[[str], Any]) -> None:
+    """Pools within stacks, of pages in several blocks or in one, with pages that are not there; a pool for all rows or
+    one for each group of them."""
+    import jax
+
+    library: Any = jax
+    jnp = library.numpy
+    rng = np.random.default_rng(seed)
+
+    def upto(n: int) -> int:
+        return int(rng.integers(1, n + 1))
+
+    pool, dtype = POOLS[seed % 5], ("float32", "bfloat16")[seed // 5 % 2]
+    sizes = {"x": upto(2), "b": upto(3), "m": upto(4), "p": upto(9) + 3, "s": 8 * upto(6), "k": upto(3)}
+    sizes |= {"g": upto(4), "l": upto(7), "d": 128 if seed % 3 else upto(9)}
+    if seed in (0, 5):  # rows of several strips
+        sizes |= {"k": 2, "d": 256, "s": 64}
+    groups = seed % 2 * "x"
+    q_dims, rows = f"{groups}blkgd", f"{groups}blkg"
+    keys, values = f"{groups}b{pool.replace('s', 't')}", f"{groups}btkd"
+    specs = f"{keys},{q_dims}->{rows}t", f"{values},{rows}t->{rows}d"
+    stack = [upto(3) for _ in range(rng.integers(3))]
+    at = tuple(int(rng.integers(n)) for n in stack)
+
+    def drawn(dims: str) -> Array:
+        return rng.standard_normal([sizes["x"] if d == "x" else sizes[d] for d in dims]).astype(np.float32)
+
+    q, k, v = drawn("xblkgd"), drawn("xpskd"), drawn("xpskd")
+    if not groups:
+        q, k, v = q[:1], k[:1], v[:1]
+    table = rng.integers(-1, sizes["p"] + 1, (len(q), sizes["b"], sizes["m"])).astype(np.int32)
+    pos = rng.integers(0, sizes["s"] * sizes["m"], (len(q), sizes["b"])).astype(np.int32)
+    last = pos[:, :, None, None, None] + np.arange(sizes["l"], dtype=np.int32)[:, None, None]
+    t = np.arange(sizes["m"] * sizes["s"], dtype=np.int32)
+
+    def given(array: Array, dims: str) -> Any:
+        array = array.transpose(0, *(1 + "pskd".index(d) for d in dims)) if dims else array
+        return jnp.asarray(array if groups else array[0], dtype if array.dtype == np.float32 else array.dtype)
+
+    pools = [
+        jnp.full((*stack, *x.shape), np.nan, dtype).at[at].set(x) for x in (given(k, "p" + pool), given(v, "pskd"))
+    ]
+
+    def attend(q: Any, k: Any, v: Any, pages: Any) -> Any:
+        helper, masks = interpreted("attend_on_tpu"), (jnp.asarray(t), given(last, ""), None)
+        options = {"pages": pages, "rows_of_pages": (f"{groups}b", len(groups)), "scale": 0.3, "most": (8, 64)}
+        return helper(q, k, v, at, specs, *masks, **options)
+
+    mean, lse = library.jit(attend)(given(q, ""), *pools, given(table, ""))
+    rounded = [np.asarray(jnp.asarray(x, dtype).astype(jnp.float32)) for x in (q, k, v)]
+    wanted = [attended_pages(*(x[i] for x in rounded), table[i], pos=pos[i], scale=0.3) for i in range(len(q))]
+    tolerance = 2e-5 if dtype == "float32" else 2e-2
+    for found, expected in zip((mean, lse), zip(*wanted, strict=True), strict=True):
+        stacked = np.stack(expected) if groups else expected[0]
+        np.testing.assert_allclose(np.asarray(found, np.float32), stacked, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_random_rows(seed: int, interpreted: Callable[[str], Any]) -> None:
     """One row or several at places of all sorts, outside too, in batches of one or two dimensions, within stacks; and
@@ -164,24 +227,6 @@ def test_random_rows(seed: int, interpreted: Callable[[str], Any]) -> None:
 
 def _along(dims: str, order: Array) -> Any:
     return tuple(order if dim == "t" else slice(None) for dim in dims)
-
-
-def on_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes the branch of TPUs, and interprets kernels. Interpreted values do not vary as a kernel declares, so that
-    nothing is checked of it here; what is compiled for TPUs is (`tests/targets`)."""
-    import jax
-    from jax.experimental import pallas
-
-    def chosen(*args: Any, default: Any, **others: Any) -> Any:
-        return others.get("tpu", default)(*args)
-
-    monkeypatch.setattr(pallas, "pallas_call", functools.partial(pallas.pallas_call, interpret=True))
-    monkeypatch.setattr(jax.lax, "platform_dependent", chosen)
-    monkeypatch.setattr(jax, "shard_map", functools.partial(_unchecked, jax.shard_map))
-
-
-def _unchecked(shard_map: Any, function: Any, **options: Any) -> Any:
-    return shard_map(function, **{**options, "check_vma": False})
 
 
 SPLIT = """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels.call import Kernel, TensorCall, as_arg, reshaped, visible
+from shardwright.backends.torch.kernels.pages import gathered_pages, positions_of_pages
 from shardwright.backends.torch.tensors import NamedTensor, aligned
 from shardwright.ir import ops
 from shardwright.ir.operation import Number, Operation
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def _attend(operation: ops.Attend, call: TensorCall) -> Tensor | tuple[Tensor, ...]:
     """Queries are taken as [batch S, heads H, rows R]: S has the dimensions of keys and values, R those of which all
     queries are rows of one product, positions or, of one position, heads."""
-    q, k, v = (call.tensor(i) for i in range(3))
+    q, k, v = call.tensor(0), *(_read(operation, i, call) for i in (1, 2))
     T, rows = operation.along, [name for name in q.names if name != operation.contracted]
     width = operation.width([as_arg(arg) for arg in call.args])
     shared = [name for name in rows if name in k.names or name in v.names]
@@ -69,6 +70,11 @@ def _attend(operation: ops.Attend, call: TensorCall) -> Tensor | tuple[Tensor, .
         rounded = mean.to(q.tensor.dtype).float()
         return call.torch.complex(rounded, total[..., None].expand(mean.shape))
     return mean, total
+
+
+def _read(operation: ops.Attend, at: int, call: TensorCall) -> NamedTensor:
+    """Keys or values, of pages those of each row."""
+    return call.tensor(at) if operation.page is None else gathered_pages(operation, at, call)
 
 
 def _over(x: NamedTensor, shared: Sequence[str], sizes: Sequence[int], last: str, along: str) -> Tensor:
@@ -123,7 +129,8 @@ def _kernels_mask(operation: ops.Attend, call: TensorCall) -> bool:
     pos = None if at is None else call.args[at]
     starts = pos is None or (isinstance(pos, Number) and pos.value == 0)
     split = [x.held is not None and x.held.kind.split(name) for x, name in _numbered(operation, call)]
-    return starts and not operation.has_window and operation.at("length") is None and not any(split)
+    masks = operation.has_window or operation.at("length") is not None or operation.page is not None
+    return starts and not masks and not any(split)
 
 
 def _numbered(operation: ops.Attend, call: TensorCall) -> list[tuple[NamedTensor, str]]:
@@ -134,9 +141,14 @@ def _numbered(operation: ops.Attend, call: TensorCall) -> list[tuple[NamedTensor
 
 def _visible(operation: ops.Attend, call: TensorCall, names: Sequence[str]) -> Tensor | None:
     keys, *queries = _numbered(operation, call)
-    given = {name: call.index(3 + i, names) for i, name in enumerate(operation.given)}
-    window = given.get("window", operation.window)
-    return visible(call, keys, queries[0] if queries else None, window, names, given.get("pos", 0), given.get("length"))
+    given = {name: call.index(3 + i, names) for i, name in enumerate(operation.given) if name != "pages"}
+    window, here = given.get("window", operation.window), None
+    if operation.page is None:
+        t = call.positions(*keys, names)
+    else:
+        t, here = positions_of_pages(operation, names, call)
+    seen = visible(call, t, queries[0] if queries else None, window, names, given.get("pos", 0), given.get("length"))
+    return seen if here is None else here if seen is None else seen & here
 
 
 def _seen_by(operation: ops.Attend, call: TensorCall, names: Sequence[str]) -> bool:

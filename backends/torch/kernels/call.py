@@ -119,12 +119,12 @@ def axes(value: NamedTensor, dims: Sequence[str]) -> tuple[int, ...]:
 
 
 def visible(
-    call: TensorCall, keys: tuple[NamedTensor, str], queries: tuple[NamedTensor, str] | None, window: Tensor | int,
+    call: TensorCall, t: Tensor, queries: tuple[NamedTensor, str] | None, window: Tensor | int,
     names: Sequence[str], pos: Tensor | int = 0, length: Tensor | int | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """The positions that queries see, aligned to `names`, extent 1 where a dimension does not matter: those up to their
-    own number, of a window the last so many, and those below `length`. None: all."""
-    t, seen = call.named(call.positions(*keys, names), "t"), list[Any]()
+    """Tells which positions t queries see, aligned to `names`, extent 1 where a dimension does not matter: those up to
+    their own number, of a window the last so many, and those below `length`. None: all."""
+    t, seen = call.named(t, "t"), list[Any]()
     if queries is not None:
         last = call.named(call.positions(*queries, names), "last")
         last = last if isinstance(pos, int) and pos == 0 else call.named(last + pos, "last")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.backends import foreign
 from shardwright.backends.number_formats import Array, numpy_dtype
 from shardwright.backends.torch.kernels.call import Kernel, TensorCall, as_arg, whole_size
+from shardwright.backends.torch.kernels.pages import on_chip, written_pages
 from shardwright.backends.torch.tensors import NamedTensor, aligned, held_as
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -18,8 +19,6 @@ from shardwright.ir.types import DType
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shardwright.backends.torch.chip import RankShard
-
 
 def _lookup(operation: ops.Lookup, call: TensorCall) -> Tensor:
     """An index out of range, like one that the chip does not hold, gives zeros."""
@@ -27,7 +26,7 @@ def _lookup(operation: ops.Lookup, call: TensorCall) -> Tensor:
     names = call.result.names
     index = ids.tensor % whole_size(table, operation.dim) if operation.wrap else ids.tensor
     if table.held is not None and table.held.kind.split(operation.dim):
-        index = _on_chip(index, operation.dim, table.held, call)
+        index = on_chip(index, operation.dim, table.held, call)
     if not set(ids.names) & set(table.names):
         made = (*ids.names, *(name for name in table.names if name != operation.dim))
         found = call.functions.rows(table.tensor, index, table.names.index(operation.dim))
@@ -41,7 +40,7 @@ def _grouped(operation: ops.Grouped, call: TensorCall) -> Tensor:
     x, w, expert = call.tensor(0), call.tensor(1), call.tensor(2)
     index = expert.tensor
     if w.held is not None and w.held.kind.split(operation.dim):
-        index = _on_chip(index, operation.dim, w.held, call)
+        index = on_chip(index, operation.dim, w.held, call)
     rows = [name for name in x.names if name not in operation.dims]
     rows += [name for name in expert.names if name not in x.names]
     columns = [name for name in w.names if name not in (operation.dim, *operation.dims)]
@@ -56,13 +55,6 @@ def _grouped(operation: ops.Grouped, call: TensorCall) -> Tensor:
     b = b.reshape(w.size(operation.dim), summed, n_columns)
     made = call.functions.grouped(a, b, chosen.reshape(n_rows)).reshape(extents)
     return aligned(NamedTensor(made, (*rows, *columns), x.dtype), call.result.names)
-
-
-def _on_chip(index: Tensor, dim: str, held: RankShard, call: TensorCall) -> Tensor:
-    """Indices of the whole dimension as those of what the chip holds, -1 for what it does not."""
-    here = held.indices_on(call.device, dim)
-    at = call.torch.searchsorted(here, index).clamp(max=len(here) - 1)
-    return call.torch.where(here[at] == index, at, -1)
 
 
 def _iota(operation: ops.Iota, call: TensorCall) -> Tensor:
@@ -101,6 +93,8 @@ def _rotary(operation: ops.Rotary, call: TensorCall) -> Tensor:
 
 def _update(operation: ops.Update, call: TensorCall) -> Tensor:
     """Drops what would be written before the beginning of the cache or past its end."""
+    if operation.page is not None:
+        return written_pages(operation, call)
     cache, new = call.tensor(0), call.tensor(1)
     names = cache.names
     written = operation.written_dim([as_arg(arg) for arg in call.args]) or operation.dim

@@ -231,6 +231,8 @@ def _attend(operation: ops.Attend, operands: Operands, result: Shape, sparse: fl
 
     if operation.lse or operation.given[:1] != ("pos",) or "length" in operation.given or operation.causal is None:
         return None
+    if operation.page is not None:
+        return None
     shapes = [o for o in operands if isinstance(o, Shape)]
     if len(shapes) != len(operands):
         return None

@@ -89,7 +89,7 @@ def _softmax(operation: ops.Softmax, call: TensorCall) -> Tensor:
         return call.functions.softmax(value.tensor, over)
     keys, queries = (value, operation.dims[0]), (value, operation.causal)
     pos = call.index(1, value.names) if len(call.args) > 1 else 0
-    mask = visible(call, keys, queries, operation.window, value.names, pos)
+    mask = visible(call, call.positions(*keys, value.names), queries, operation.window, value.names, pos)
     return call.functions.softmax(value.tensor, over, mask)
 
 
