@@ -11,6 +11,7 @@ from shardwright.backends.jax.source_text import axes_text, number_text, transpo
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, einsum_letters, spread
 from shardwright.ir import ops
 from shardwright.ir.operation import Operation
+from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.types import ON_DEVICE, ON_HOST, DType, Partial, Reduction, TensorType
 
 BLOCK = 512
@@ -118,7 +119,7 @@ def _pages_read(operation: ops.Attend, terms: Sequence[Term], lowering: Lowering
     if at is None or page is None:
         return None
     (q, k, v), table = (term.tensor for term in terms[:3]), terms[at].tensor
-    own = ops.page_of_row(table.shape, q.shape)
+    own = page_of_row(table.shape, q.shape)
     common = [name for name in table.names if name in k.names and name in v.names]
     rows = (*common, *(name for name in table.names if name not in (*common, own)))
     order = [table.names.index(name) for name in (*rows, own)]

@@ -145,7 +145,7 @@ def attend_on_tpu(
     final = jnp.max(jnp.where(some, numbers, -1), 2).reshape(-1)
     row = lax.iota(jnp.int32, T) % group
     t = jnp.where(row < H, t + row * span, 2**31 - 1)  # of a row's strips the first counts
-    t = jnp.pad(t, (0, n_blocks * many - T), constant_values=2**31 - 1)[None]
+    t = jnp.pad(t, (0, n_blocks * many - T), constant_values=2**31 - 1).reshape(n_blocks, 1, many)
     head = jnp.pad(lax.iota(jnp.int32, M) // (M // H), (0, n_queries * few - M), mode='edge') * span
     to, since = ((x + head)[:, None] for x in (to, since))
 
@@ -252,7 +252,7 @@ def attend_on_tpu(
                 pl.BlockSpec((None, few, D), query_block),
                 block_of(0, k_dims, D // strips),
                 block_of(1, v_dims, W // strips),
-                pl.BlockSpec((1, many), lambda *at: (0, position_block(*at))),
+                pl.BlockSpec((None, 1, many), lambda *at: (position_block(*at[:5]), 0, 0)),
                 pl.BlockSpec((None, 1, few), mask_block),
                 pl.BlockSpec((None, 1, few), mask_block),
             ],

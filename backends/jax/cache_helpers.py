@@ -47,6 +47,28 @@ def written_on_pages(x, rows, table, at, size, index):
     page = table.at[(*row, at // size)].get(mode='fill', fill_value=-1, wrap_negative_indices=False)
     return x.at[index((page, at % size))].set(rows, mode='drop', wrap_negative_indices=False)
 ''',
+    "written_page_by_page": '''
+def written_page_by_page(x, rows, at, table, start):
+    """x [at, pages, slots, ...] with rows [rows of the table, n, ...] in this entry of the leading axes, each from a
+    position of its own on; what has no page is dropped. Where libtpu lays x in another order than that of its axes, it
+    copies all of it there and back where rows are scattered."""
+    axis, count = len(at) + 1, table.shape[-1]
+    size, n = x.shape[axis], rows.shape[table.ndim - 1]
+    each = (n + size - 2) // size + 1
+    start = jnp.broadcast_to(start, table.shape[:-1]).reshape(-1)
+    rows, table = rows.reshape(-1, *(1 for _ in range(axis)), *rows.shape[table.ndim - 1:]), table.reshape(-1, count)
+
+    def written(i, x):
+        row = lax.div(i, each)
+        number = start[row] // size + lax.rem(i, each)
+        page = table[row, jnp.clip(number, 0, count - 1)]
+        there = (number >= 0) & (number < count) & (page >= 0) & (page < x.shape[axis - 1])
+        first = jnp.where(there, start[row] - number * size, size)
+        starts = (*at, jnp.where(there, page, 0), first, *(0 for _ in x.shape[axis + 1:]))
+        return rows_written(x, rows[row], starts, axis)
+
+    return lax.fori_loop(0, each * len(rows), written, x)
+''',
     "rows_written_apart": '''
 def rows_written_apart(x, rows, at, place):
     """x [at, batch, positions, ...] with rows [batch, n, ...] written in this entry of the leading axes, those of each

@@ -11,6 +11,7 @@ from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, exp
 from shardwright.backends.jax.tiled_forms import order_on_tpu
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.types import ON_DEVICE, DType, TensorType
 
 
@@ -217,18 +218,35 @@ def _indexed_dims(names: Sequence[str], index: Sequence[str], over: Sequence[str
 
 
 def _written_on_pages(operation: ops.Update, terms: Sequence[Term], stacked: SliceOf | None, lowering: Lowering) -> str:
-    """A call of the helper `written_on_pages`, which has the page and the slot of each position."""
-    lowering.use_helper("written_on_pages")
+    """A call of the helper `written_on_pages`, which has the page and the slot of each position; or of
+    `written_page_by_page`, where the target's compiler lays the pool in another order."""
     cache, new, table = (terms[i].tensor for i in (0, 1, -1))
     page, slot = operation.written_dims[:2]
     whole, loops = (stacked.whole, dict(stacked.indices)) if stacked else (cache, dict[str, str]())
     written = operation.written_dim([term.arg for term in terms])
     others = dict(zip(operation.indexed, terms[3:-1], strict=True))
-    own = ops.page_of_row(table.shape, new.shape)
+    own = page_of_row(table.shape, new.shape)
     rows = [name for name in table.names if name != own]
     over = rows if written is None else [*rows, written]
-    start, own_rows = aligned(terms[2], (), DType.INT32), terms[2].arg.names
-    start = expanded(start, own_rows, over) if own_rows else start
+    own_rows, first = terms[2].arg.names, aligned(terms[2], (), DType.INT32)
+    table_code = transposed(terms[-1].code, [table.names.index(name) for name in (*rows, own)])
+    if (
+        cache.names[:2] == (page, slot)
+        and not (others or cache.split(slot))
+        and _lies_otherwise(cache, slot, set(), stacked, lowering)
+    ):
+        for helper in ("order_on_tpu", "rows_written", "written_page_by_page"):
+            lowering.use_helper(helper)
+        code = transposed(terms[1].code, [new.names.index(name) for name in (*over, *cache.names[2:])])
+        sizes = [lowering.size(new, name) for name in rows]
+        rest = [lowering.size(cache, name) for name in cache.names[2:]]
+        code = code if written is not None else reshaped(code, (), [*sizes, 1, *rest])
+        first = expanded(first, own_rows, rows) if own_rows else first
+        entry = tuple_text(stacked.entry) if stacked else "()"
+        place = lowering.local_place(table_code, cache, page)
+        return f"written_page_by_page({terms[0].code}, {code}, {entry}, {place}, {first})"
+    lowering.use_helper("written_on_pages")
+    start = expanded(first, own_rows, over) if own_rows else first
     if written is not None:
         steps = expanded(f"lax.iota(jnp.int32, {lowering.size(new, written)})", (written,), over)
         start = steps if start == "0" else f"{start} + {steps}"
@@ -247,7 +265,6 @@ def _written_on_pages(operation: ops.Update, terms: Sequence[Term], stacked: Sli
         else:
             index.append(":")
     code = transposed(terms[1].code, [new.names.index(name) for name in _indexed_dims(whole.names, index, over)])
-    table_code = transposed(terms[-1].code, [table.names.index(name) for name in (*rows, own)])
     taken = ", ".join("slice(None)" if word == ":" else word for word in index)
     size = cache.shape.size(slot)
     return f"written_on_pages({terms[0].code}, {code}, {table_code}, {start}, {size}, lambda at: ({taken}))"

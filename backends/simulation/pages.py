@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.backends.number_formats import Array
 from shardwright.backends.simulation.local_values import KernelSetting, Local, aligned
 from shardwright.ir import ops
-from shardwright.ir.ops import page_of_row
+from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.types import TensorType
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from shardwright.backends.number_formats import Array, Formats
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Number, Operand
+from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Value
 from shardwright.ir.types import DType
 from shardwright.ir.walk import sites
@@ -122,7 +123,7 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str], set[
                 if update.page is not None:
                     table = args[-1].tensor
                     number_pages(operands[-1], args[0].tensor.size(update.page))
-                    room *= table.size(ops.page_of_row(table, args[1].tensor))
+                    room *= table.size(page_of_row(table, args[1].tensor))
                 bound(operands[2], room - n + 1)
                 for name, operand in zip(update.indexed, operands[3:], strict=False):
                     bound(operand, args[0].tensor.size(name))

@@ -17,7 +17,7 @@ from shardwright.ir.ops.elementwise import (
 )
 from shardwright.ir.ops.foreign import Foreign
 from shardwright.ir.ops.grouped import Grouped
-from shardwright.ir.ops.indexing import Concat, Full, Iota, Lookup, Rotary, Take, Update, page_of_row
+from shardwright.ir.ops.indexing import Concat, Full, Iota, Lookup, Rotary, Take, Update
 from shardwright.ir.ops.movements import (
     Ahead,
     AllGather,
@@ -85,5 +85,4 @@ __all__ = [
     "Uniform",
     "Update",
     "Wait",
-    "page_of_row",
 ]

@@ -185,12 +185,20 @@ class Attend(Operation):
         for arg in pools:
             require_dims(self.keyword, arg, self.pool)
         if pools[0].tensor.size(str(self.page)) != pools[1].tensor.size(str(self.page)):
-            raise misuse("size-mismatch", f"attend: {pools[0].text} and {pools[1].text} have not as many pages")
+            n = [pool.tensor.size(str(self.page)) for pool in pools]
+            raise misuse(
+                "size-mismatch",
+                f"attend: {pools[0].text} has {n[0]} pages and {pools[1].text} {n[1]}",
+                "one table numbers the pages of both",
+            )
         require_table(self.keyword, table, self.pool, q)
         for name in table.names:
             if (name in pools[0].names) != (name in pools[1].names):
                 raise misuse(
-                    "wrong-dimensions", f"attend: of {pools[0].text} and {pools[1].text} one alone has {name}, a row's"
+                    "wrong-dimensions",
+                    f"attend: of {pools[0].text} and {pools[1].text} one alone has {name}, which numbers rows of"
+                    f" {table.text}",
+                    "both have it, where each row has pools of its own, or neither",
                 )
         gathered = (Arg(arg.text, self.gathered(q, arg.tensor, table.tensor)) for arg in pools)
         return (args[0], *gathered, *args[3:])

@@ -49,7 +49,11 @@ def require_table(keyword: str, table: Arg, pool: Sequence[str], rows: Shape) ->
         raise misuse("dtype-mismatch", f"{keyword} takes a table of pages in int32, and {table.text} is {shape.dtype}")
     for name in pool:
         if name in shape:
-            raise misuse("wrong-dimensions", f"{keyword}: {name} numbers the pool's, and {table.text}: {shape} has it")
+            raise misuse(
+                "wrong-dimensions",
+                f"{keyword}: {name} is a dimension of the pool's positions, and {table.text}: {shape} has it",
+                "a table has dimensions of rows, and one of its own that numbers the pages of a row",
+            )
     for dim in shape.dims:
         if dim.name in rows and rows.size(dim.name) != dim.size:
             raise misuse(
@@ -335,11 +339,10 @@ class Update(Operation):
             )
         own = 1 if self.page is None else args[-1].tensor.size(page_of_row(args[-1].tensor, new))
         if written is not None and new.size(written) > own * cache.size(self.dim):
-            raise misuse(
-                "size-mismatch",
-                f"update writes {new.size(written)} positions into a cache of {own * cache.size(self.dim)} along"
-                f" {self.dim}",
-            )
+            where = f"a cache of {cache.size(self.dim)} along {self.dim}"
+            if self.page is not None:
+                where = f"the pages of a row, which hold {own * cache.size(self.dim)}"
+            raise misuse("size-mismatch", f"update writes {new.size(written)} positions into {where}")
         over = Shape(cache.dtype, (*rows, *(dim for dim in cache.dims if dim not in rows)))
         for start in args[2 : 3 + len(self.indexed)]:
             for name in set(self.written_dims).intersection(start.names):

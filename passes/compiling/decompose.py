@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
+from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Statement
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Dim, DType, Reduction, Shape
@@ -259,7 +260,7 @@ def _attend(rewriter: _Rewriter, statement: Let) -> bool:
 
 def _own_dims(rewriter: _Rewriter, table: str, q: str) -> tuple[str, ...]:
     """The dimension of a table that numbers the pages of a row."""
-    return (ops.page_of_row(rewriter.scope.type_of(table).shape, rewriter.scope.type_of(q).shape),)
+    return (page_of_row(rewriter.scope.type_of(table).shape, rewriter.scope.type_of(q).shape),)
 
 
 def _places(rewriter: _Rewriter, over: Sequence[str], scores: str, wish: str) -> str:

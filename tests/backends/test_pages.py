@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ from oracles.torch_blocks import computed
 from program_text import program
 
 from shardwright.backends.jax import attention as jax_attention
+from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.session import run_program
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.simulation.simulator import simulate
+from shardwright.backends.targets.names import parse_target
 from shardwright.ir import ops
 from shardwright.ir.program import Let, Program
 from shardwright.passes.compiling.decompose import Decompose
@@ -207,6 +210,47 @@ def test_decomposed(name: str) -> None:
     assert not any(isinstance(let, Let) and isinstance(let.operation, ops.Attend) for let in made.func("f").body)
     for ours, theirs in zip(evaluate(made, "f", case.given(arrays))[0], case.wanted(arrays), strict=True):
         close(ours, theirs)
+
+
+LYING = """
+mesh x=2 y=2
+dim X=2 N=2 B=3 L=3 M=4 P=10 S=8 K=4 D=6
+state {{ pool: f32 N{groups}PSK_yD }}
+func f(new: f32 {groups}B{rows}KD, at: int32 {at}, table: int32 {groups}BM) -> f32 {groups}B{rows}KD {{
+  y = loop[N](z = new) {{
+    set pool = update[PS](pool, z, at, pages=table)
+    next z * 2.0
+  }}
+  return y
+}}
+"""
+
+
+@pytest.mark.parametrize("at", ["", "B"])
+@pytest.mark.parametrize("rows", ["", "L"])
+@pytest.mark.parametrize("pages", ["P", "P_x"])
+@pytest.mark.parametrize("groups", ["", "X"])
+def test_pools_that_libtpu_lays_otherwise(
+    groups: str, pages: str, rows: str, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are no whole lanes, in modules for TPUs: written page by page, over two pages too, where the pool has
+    no dimension of rows."""
+    text = LYING.format(groups=groups, rows=rows, at=at and groups + at).replace("PSK_y", f"{pages}SK_y", 1)
+    made = program(text)
+    rng = np.random.default_rng(0)
+    shapes = {value.name: [dim.size for dim in value.type.dims] for value in (*made.func("f").params, *made.state)}
+    arrays = {name: rng.integers(-99, 99, shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays["at"] = np.resize(rng.permutation(np.array([6, 13, 30], np.int32)), shapes["at"])
+    table = np.stack([rng.permutation(np.arange(-2, 10)).reshape(3, 4) for _ in range(2)]).astype(np.int32)
+    arrays["table"] = table if groups else table[0]
+    held = {"pool": arrays.pop("pool")}
+    _, wanted = evaluate(made, "f", arrays, state=held)
+    laid, forms = explicit(made), parse_target("tpu-v5e:2x2").forms
+    assert ("= written_page_by_page(" in emit(laid, forms=forms)) is not bool(groups)
+    monkeypatch.setattr("shardwright.backends.jax.session.emit", functools.partial(emit, forms=forms))
+    on_a_tpu(monkeypatch)
+    _, found = run_program(laid, "f", arrays, state=held)
+    np.testing.assert_array_equal(found["pool"], wanted["pool"])
 
 
 @pytest.mark.parametrize("name", CASES)

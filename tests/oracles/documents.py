@@ -215,7 +215,7 @@ def _prose(docstring: str) -> str:
 
 # ---------------------------------------------------------------- strategies
 
-_SIZES = dict.fromkeys("BLETFHKGDVNCXA", 8) | {"H": 64, "J": 4}
+_SIZES = dict.fromkeys("BLETFHKGDVNCXAPSM", 8) | {"H": 64, "J": 4}
 
 
 def _strategies(text: str) -> str:

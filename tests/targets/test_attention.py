@@ -152,6 +152,39 @@ def test_caches_are_read_and_written_where_they_lie(target: str, size: int, head
     assert (func.temporary_bytes or 0) < 2048 * 32 * 2 * size * 2 / 8  # of what a layer's keys take
 
 
+PAGED = """
+mesh x=2 y=2
+dim N=2 B=32 L=1 M=16 P=256 S=128 H=8 G=4 D=128
+state { k: NPSH_yD
+        v: NPSH_yD }
+func decode(q: B_xLH_yGD, new: BLH_yD, at: int32 B, pages: int32 BM) -> B_xLH_yGD {
+  mean: B_xLH_yGD = loop[N](before: B_xLH_yGD = q) {
+    set k = update[PS](k, new, at, pages=pages)
+    set v = update[PS](v, new * 2, at, pages=pages)
+    next before + attend[PS, D, causal=L](q, k, v, pos=at, pages=pages)
+  }
+  return mean
+}
+"""
+POOLS = ((128, 8, 1), (64, 8, 1), (128, 10, 1), (64, 8, 3))
+"""The size of a head, heads, rows that are written."""
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "heads", "rows"),
+    [(target, *case) for target, case in zip(TPUS, POOLS, strict=True)],
+)
+def test_pages_are_read_and_written_where_they_lie(target: str, size: int, heads: int, rows: int) -> None:
+    """As caches are, where pages have as many slots as a tile has lanes."""
+    text = PAGED.replace("D=128", f"D={size}").replace("H=8", f"H={heads}").replace("L=1", f"L={rows}")
+    told = explain_program(explicit(program(text)), target)
+    assert told.errors == ()
+    (func,) = told.functions
+    assert (func.temporary_bytes or 0) < 256 * 128 * heads // 2 * size * 2 / 8  # of what a layer's pool takes
+    kernels = [kernel.name.partition(".")[0] for kernel in func.kernels if kernel.estimated_s is None]
+    assert "attend" in kernels
+
+
 def test_gpus_ask_cudnn_when_they_run(tmp_path: Path) -> None:
     """Without a GPU the loop is compiled, and `explain` says so."""
     told = explained("h100:4")
