@@ -169,7 +169,8 @@ def test_what_is_told(lines: list[str], reasons: list[str]) -> None:
 
 
 def test_slices_that_are_brought_together_again() -> None:
-    """Both halves of a table, fetched beside other work, are the table: its product is still to be summed."""
+    """Both halves of a table, fetched beside other work, are the table, in whatever order they were begun: its product
+    is still to be summed."""
     halves = [
         f"%g{i} = ((bf16[512,256]{{1,0:{T2}}}), bf16[256,256]{{1,0:{T2}}}, s32[]) slice-start(%w), "
         f"slice={{[{256 * i}:{256 * i + 256}], [0:256]}}"
@@ -181,6 +182,21 @@ def test_slices_that_are_brought_together_again() -> None:
     tanh = f"ROOT %t = bf16[64,256]{{{{1,0:{T2}}}}} tanh({{}})"
     assert told(*halves, *ends, whole_again, product, tanh.format("%p")) == [MISSING]
     assert told(*halves, *ends, whole_again, product, SUMMED, tanh.format("%s")) == []
+    last_first = whole_again.replace("%d0, %d1", "%d1, %d0")
+    gathers = [f"%g{name} = bf16[4096,256]{{1,0:{T2}}} all-gather(%{name}), {ALL}, dimensions={{0}}" for name in "cw"]
+    places = [
+        f"%at = u32[8]{{0:T(128)}} constant({{{', '.join(str(256 * device) for device in range(8))}}})",
+        "%id = u32[]{:T(128)} partition-id()", "%none = u32[]{:T(128)} constant(0)",
+        "%row = u32[1]{0:T(128)} dynamic-slice(%at, %id), dynamic_slice_sizes={1}",
+        "%own = u32[]{:T(128)} bitcast(%row)",
+    ]  # fmt: skip
+    taken = [
+        f"%h{name} = bf16[256,256]{{1,0:{T2}}} dynamic-slice(%g{name}, %own, %none), dynamic_slice_sizes={{256,256}}"
+        for name in "cw"
+    ]
+    both = f"ROOT %t = bf16[256,256]{{1,0:{T2}}} multiply(%hc, %hw)"
+    assert told(*halves, *ends, last_first, *gathers, *places, *taken, both) == []
+    assert told(*halves, *ends, last_first, product, SUMMED, tanh.format("%s")) == []
 
 
 def test_pieces_written_at_their_own_places_and_added_up() -> None:

@@ -44,6 +44,13 @@ class Written:
     away: frozenset[Table] = frozenset()
 
 
+def slice_ranges(attributes: str) -> list[slice]:
+    """The range of each dimension that a slice takes, as `slice={[0:64], [0:256:2]}` has them."""
+    found = re.search(r"\bslice=\{([^}]*)\}", attributes)
+    ranges = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", found[1] if found else "")
+    return [slice(int(a), int(b), int(c or 1)) for a, b, c in ranges]
+
+
 class ShapeStep(CheckedInstruction):
     """Rules of constants, shapes and slices."""
 
@@ -97,15 +104,21 @@ class ShapeStep(CheckedInstruction):
         return self._as_they_lie(self.states[0], self.computation.instructions[self.instruction.operands[0]])
 
     def joined_slices(self) -> Value:
-        """The slices of one array brought together again, under another shape."""
+        """The slices of one array brought together again, under another shape: in the order in which they were begun,
+        each where it was in the array."""
         instructions = self.computation.instructions
         ends = [instructions[name] for name in self.instruction.operands]
         if any(end.opcode != "slice-done" for end in ends):
             return self.opaque()
-        source = instructions[instructions[ends[0].operands[0]].operands[0]]
+        begun = [instructions[end.operands[0]] for end in ends]
+        source = instructions[begun[0].operands[0]]
         whole_shape = source.arrays[0].extents
         cut = [at for at, n in enumerate(whole_shape) if self.states[0].shape[at] != n]
-        joined = joined_pieces(self.states, cut[0]) if len(cut) == 1 else None
+        if len(cut) != 1:
+            return self.opaque()
+        firsts = [slice_ranges(start.attributes)[cut[0]].start for start in begun]
+        places = sorted(range(len(firsts)), key=firsts.__getitem__)
+        joined = joined_pieces([self.states[at] for at in places], cut[0])
         if joined is None or joined.shape != whole_shape:
             return self.opaque()
         return self._as_they_lie(joined, source)
@@ -140,9 +153,7 @@ class ShapeStep(CheckedInstruction):
         text = self.text
         if self.instruction.opcode == "slice-done":
             text = self.computation.instructions[self.instruction.operands[0]].attributes
-        found = re.search(r"\bslice=\{([^}]*)\}", text)
-        ranges = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", found[1] if found else "")
-        bounds = [slice(int(a), int(b), int(c or 1)) for a, b, c in ranges]
+        bounds = slice_ranges(text)
         state = self.states[0]
         number = state.number
         if number is not None:
