@@ -63,7 +63,7 @@ def attend_in_blocks(
     def held(table):  # as the scores are, whether the chip has the page
         own, scored = rows[0], specs[0].split('->')[1][:-1]
         there = (table >= 0) & (table < k.shape[rows[1]])
-        there = jnp.einsum(f"{own}m->{''.join(dim for dim in scored if dim in own)}m", there)
+        there = there.transpose(*(own.index(dim) for dim in scored if dim in own), len(own))
         there = there.reshape([table.shape[own.index(dim)] if dim in own else 1 for dim in scored] + [-1])
         return jnp.repeat(there, size, -1)
 

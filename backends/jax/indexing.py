@@ -232,7 +232,7 @@ def _written_on_pages(operation: ops.Update, terms: Sequence[Term], stacked: Sli
     table_code = transposed(terms[-1].code, [table.names.index(name) for name in (*rows, own)])
     if (
         cache.names[:2] == (page, slot)
-        and not (others or cache.split(slot))
+        and not (others or cache.split(slot) or set(rows) & set(cache.names))
         and _lies_otherwise(cache, slot, set(), stacked, lowering)
     ):
         for helper in ("order_on_tpu", "rows_written", "written_page_by_page"):

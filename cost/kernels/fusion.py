@@ -436,15 +436,17 @@ class Fusion:
         there = set(self.types[statement.results[0].name if slot < 0 else str(statement.operands[slot])].names)
         own = frozenset(self.types[name].names)
         # Renamed, split and merged dimensions lie as those that they were.
-        drawn = None
+        drawn, dims = None, own if own <= there else None
         match statement.operation:
             case Grouped(dim=dim) if slot == 1:
                 drawn = Draws(2, self.types[str(statement.operands[1])].shape.size(dim))
             case Attend() as attend if slot in (1, 2) and (table := attend.at("pages")) is not None:
-                drawn = PagesRead(table, self.elements(str(statement.operands[table])))
+                rows = self.types[str(statement.operands[table])]
+                drawn = PagesRead(table, rows.shape.elements)
+                dims = (dims or frozenset(there)).difference(rows.names)  # splits of rows count in the table
             case _:
                 pass
-        return KernelTraffic(slot, name, nbytes, own if own <= there else None, drawn)
+        return KernelTraffic(slot, name, nbytes, dims, drawn)
 
     def _following(self, name: str) -> list[str]:
         """The statements computed after a value in its product's kernel, up to the root."""

@@ -192,6 +192,14 @@ class Attend(Operation):
                 "one table numbers the pages of both",
             )
         require_table(self.keyword, table, self.pool, q)
+        own = page_of_row(table.tensor, q)
+        for arg in pools:
+            if own in arg.names:
+                raise misuse(
+                    "wrong-dimensions",
+                    f"attend: {own} numbers the pages of a row in {table.text}, and {arg.text}: {arg.shape} has it",
+                    "give the table a dimension of its own",
+                )
         for name in table.names:
             if (name in pools[0].names) != (name in pools[1].names):
                 raise misuse(

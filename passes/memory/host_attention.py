@@ -43,7 +43,7 @@ def attending_on_host(program: Program, func: Func, *, always: bool) -> tuple[Fu
 
     def delegated(let: Let) -> bool:
         operation = let.operation
-        if not isinstance(operation, Attend):
+        if not isinstance(operation, Attend) or operation.page is not None:
             return False
         single = operation.causal is None or sizes[operation.causal] == 1
         return let.results[0].type.placement == ON_HOST or (always and single)
@@ -88,7 +88,7 @@ def _cache(name: str, lets: Mapping[str, Let], scope: Scope) -> tuple[str, ...]:
     into it alone; nothing where it is something else."""
     let = lets.get(name)
     match let.operation if let is not None else None:
-        case Take(stop=None) | Rename() | Alias() | Update(indexed=(), wrap=False):
+        case Take(stop=None) | Rename() | Alias() | Update(indexed=(), wrap=False, page=None):
             assert let is not None
             if further := _cache(str(let.operands[0]), lets, scope):
                 return (*further, name)

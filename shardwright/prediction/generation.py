@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.cost.hardware.chips import Chip
@@ -10,7 +11,9 @@ from shardwright.cost.programs.program_cost import Cost, cost_of
 from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Update
+from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.program import Func, Let, Program
+from shardwright.ir.walk import sites
 from shardwright.prediction.phases import step_contexts
 
 
@@ -44,20 +47,28 @@ def generation_cost(program: Program, chip: Chip, tokens: int, constants: Consta
             "shardwright import writes both with --cache",
         )
     decode, prefill = program.func("decode"), program.func("prefill")
-    cache = _cache_dim(decode)
-    if cache is None:
+    growing = _growing(program, decode)
+    if growing is None:
         raise fault("no-phases", "decode updates no cache, so nothing grows from token to token", NOWHERE)
     before = program.sizes(prefill).get("L", 1)
     steps: list[tuple[float, Cost]] = []
     for count, context in step_contexts(before, tokens):
-        sized = resized(program, {cache: context})
+        sized = resized(program, growing(context))
         steps.append((count, cost_of(sized, sized.func("decode"), chip, constants)))
-    sized = resized(program, {cache: before + tokens})
+    sized = resized(program, growing(before + tokens))
     return GenerationCost(cost_of(sized, sized.func("prefill"), chip, constants), tuple(steps))
 
 
-def _cache_dim(func: Func) -> str | None:
-    for statement, _ in func.walk():
-        if isinstance(statement, Let) and isinstance(statement.operation, Update):
-            return statement.operation.dim
+def _growing(program: Program, func: Func) -> Callable[[int], dict[str, int]] | None:
+    """The dimension that grows with the context, and how far: positions of a cache, or the pages of a row."""
+    for site in sites(program, func):
+        match site.statement:
+            case Let(operation=Update(page=None) as update):
+                return lambda context: {update.dim: context}
+            case Let(operation=Update() as update, operands=(_, new, *_, table)):
+                rows, of_table = (site.scope.type_of(str(name)).shape for name in (new, table))
+                own, slots = page_of_row(of_table, rows), program.sizes(func)[update.dim]
+                return lambda context: {own: -(-context // slots)}
+            case _:
+                pass
     return None

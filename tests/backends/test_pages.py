@@ -253,6 +253,29 @@ def test_pools_that_libtpu_lays_otherwise(
     np.testing.assert_array_equal(found["pool"], wanted["pool"])
 
 
+def test_rows_of_a_pool_behind_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no dimensions of a block of a page; and a row's dimension may have the letter of any other."""
+    made = program(
+        "mesh x=2\ndim M=4 B=3 L=3 J=3 P=14 S=4 K=4 D=4\n"
+        "func f(k: f32 PSMKD, new: f32 MBLKD, at: int32 B, table: int32 MBJ) -> (f32 PSMKD, f32 MBLKD) {\n"
+        "  kept = update[PS](k, new, at, pages=table)\n"
+        "  o = attend[PS, D, causal=L](new, kept, kept, pos=at, pages=table)\n  return kept, o\n}\n"
+    )
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Array] = {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in (("k", (14, 4, 4, 4, 4)), ("new", (4, 3, 3, 4, 4)))
+    }
+    table = np.stack([rng.permutation(14)[:9].reshape(3, 3) for _ in range(4)]).astype(np.int32)
+    arrays |= {"at": np.array([0, 3, 8], np.int32), "table": table}
+    wanted = evaluate(made, "f", arrays)[0]
+    for forms in (None, parse_target("tpu-v5e:2x1").forms):
+        if forms is not None:
+            monkeypatch.setattr("shardwright.backends.jax.session.emit", functools.partial(emit, forms=forms))
+        for ours, theirs in zip(run_program(explicit(made), "f", arrays)[0], wanted, strict=True):
+            close(ours, theirs, 1e-5)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_by_the_kernel_of_tpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under Pallas's interpreter: whole pools, and pages over chips."""
