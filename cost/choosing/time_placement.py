@@ -37,7 +37,8 @@ from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
 from shardwright.cost.hardware.topology import topology_of
 from shardwright.cost.kernels.demand import copy_s, vector_s
-from shardwright.cost.kernels.fusion import Draws, KernelTraffic, PagesRead, reads_within
+from shardwright.cost.kernels.drawn import Draws, PagesRead
+from shardwright.cost.kernels.fusion import KernelTraffic, reads_within
 from shardwright.cost.kernels.work import Side, copied_bytes, products_of
 from shardwright.cost.movements.movement import Collective, collective_kind
 from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Slice, Start, Wait

@@ -191,7 +191,13 @@ class Attend(Operation):
                 f"attend: {pools[0].text} has {n[0]} pages and {pools[1].text} {n[1]}",
                 "one table numbers the pages of both",
             )
-        require_table(self.keyword, table, self.pool, q)
+        require_table(self.keyword, table, self.pool, self.rows(q))
+        if self.page in q:
+            raise misuse(
+                "wrong-dimensions",
+                f"attend: {self.page} numbers the pages of the pool, and {args[0].text}: {q} has it",
+                "give the dimension of queries another name",
+            )
         own = page_of_row(table.tensor, q)
         for arg in pools:
             if own in arg.names:
