@@ -192,7 +192,7 @@ class Attend(Operation):
                 "one table numbers the pages of both",
             )
         require_table(self.keyword, table, self.pool, self.rows(q))
-        if self.page in q:
+        if str(self.page) in q:
             raise misuse(
                 "wrong-dimensions",
                 f"attend: {self.page} numbers the pages of the pool, and {args[0].text}: {q} has it",
