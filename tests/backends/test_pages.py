@@ -76,16 +76,19 @@ class Case:
         )
 
     def arrays(self, seed: int = 0) -> dict[str, Array]:
-        """Rows share their first page, lack their last one here and there, and name pages that there are not."""
+        """Rows share their first page, lack their last one here and there, and name pages that there are not. What is in
+        no row's pages, the first and the last of a pool among them, is no number."""
         rng = np.random.default_rng(seed)
         n = SIZES["X"] if self.groups else 1
         made: dict[str, Array] = {}
         for name, dims in {"q": "BLKGD", "k": "PSKD", "v": "PSKW", "new": "BLKD"}.items():
             made[name] = rng.standard_normal([n, *(SIZES[d] for d in dims)]).astype(np.float32)
-        table = np.stack([rng.permutation(SIZES["P"])[: 4 * 3].reshape(4, 3) for _ in range(n)])
+        table = np.stack([1 + rng.permutation(4 * 3).reshape(4, 3) for _ in range(n)])
         table[:, 1:, 0] = table[:, :1, 0]
         table[:, 0, 2], table[:, 2, 2], table[:, 3, 1] = -1, SIZES["P"], SIZES["P"] + 5
         made["table"] = table.astype(np.int32)
+        for pool, named in zip((*made["k"], *made["v"]), (*table, *table), strict=True):
+            pool[np.setdiff1d(np.arange(SIZES["P"]), named)] = np.nan
         made["at"] = rng.integers(4, 10, (n, 4)).astype(np.int32)
         if not self.at:
             made["at"] = np.full_like(made["at"], 5)
