@@ -119,28 +119,19 @@ def _pages_read(operation: ops.Attend, terms: Sequence[Term], lowering: Lowering
     if at is None or page is None:
         return None
     (q, k, v), table = (term.tensor for term in terms[:3]), terms[at].tensor
-    own = page_of_row(table.shape, q.shape)
-    common = [name for name in table.names if name in k.names and name in v.names]
-    rows = (*common, *(name for name in table.names if name not in (*common, own)))
+    own, (keys, values) = page_of_row(table.names, q.names), (operation.gathered_type(q, x, table) for x in (k, v))
+    rows = keys.names[: len(table.names) - 1]
+    common = [name for name in rows if name in k.names]
     order = [table.names.index(name) for name in (*rows, own)]
     place = lowering.local_place(transposed(terms[at].code, order), k, page)
     n = table.shape.size(own)
     positions = f"lax.iota(jnp.int32, {n})[:, None] * {k.shape.size(slot)} + {lowering.global_index(k, slot)}"
 
-    def pool_dims(pool: TensorType) -> tuple[str, ...]:
-        return (*common, page, *(name for name in pool.names if name not in (*common, page)))
+    def order_of(pool: TensorType, gathered: TensorType) -> list[int]:
+        return [pool.names.index(name) for name in (*common, page, *gathered.names[len(rows) :])]
 
-    def gathered(pool: TensorType) -> TensorType:
-        names = (*rows, *(name for name in pool_dims(pool) if name not in (*common, page)))
-        shape = operation.gathered(q.shape, pool.shape, table.shape)
-        sizes = {dim.name: dim for dim in shape.dims}
-        splits = tuple((pool if name in pool.names else table).split(name) for name in names)
-        return TensorType(shape.dtype, tuple(sizes[name] for name in names), splits)
-
-    orders = tuple([pool.names.index(name) for name in pool_dims(pool)] for pool in (k, v))
-    return _PagesRead(
-        rows, len(common), place, f"jnp.ravel({positions})", (orders[0], orders[1]), (gathered(k), gathered(v))
-    )
+    orders = order_of(k, keys), order_of(v, values)
+    return _PagesRead(rows, len(common), place, f"jnp.ravel({positions})", orders, (keys, values))
 
 
 def attention_calls(module: str, func: str) -> tuple[int, int]:

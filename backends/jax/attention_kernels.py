@@ -87,14 +87,14 @@ def attend_on_tpu(
     narrow = heads[-1:] and sizes[heads[-1]] in (2, 4)
     in_strips = narrow and sizes[heads[-1]] == H and D == W and 128 % (H * D // 128) == 0 and T * D % 2**14 == 0
     strips = D // 128 if in_strips else 1
-    group, span_of_page, few = H * strips, T * strips, min(M, most[0])
+    group, entry_rows, few = H * strips, T * strips, min(M, most[0])  # an entry is a page, or has all positions
     n_pages = 1 if pages is None else pages.shape[-1]
-    T = span_of_page * n_pages
+    T = entry_rows * n_pages
     many = most[1] if 4 * few > most[0] else 4 * most[1]
-    many = min(span_of_page, -(-many // group) * group if strips > 1 else many)
-    if pages is not None and (span_of_page % many or many % 16 or any(across)):
-        many = span_of_page  # a block that is no multiple of a tile is all of a page
-    n_queries, n_blocks, per_page = -(-M // few), -(-T // many), span_of_page // many
+    many = min(entry_rows, -(-many // group) * group if strips > 1 else many)
+    if pages is not None and (entry_rows % many or many % 16 or any(across)):
+        many = entry_rows  # a block that is no multiple of a tile is all of a page
+    n_queries, n_blocks, per_page = -(-M // few), -(-T // many), entry_rows // many
 
     def laid(x, dims, *minor):  # [those of `each` that it has, the rows, the last dimension]
         major = [dim for dim in each if dim in dims]
@@ -111,7 +111,7 @@ def attend_on_tpu(
         x = jnp.einsum(f'...{dims}->...{wanted}', x)
         if strips > 1:
             x = x.reshape(*x.shape[:-1], strips, -1).swapaxes(-3, -2)
-        shape = number(own), *((sizes[last], span_of_page) if across else (span_of_page, sizes[last] // strips))
+        shape = number(own), *((sizes[last], entry_rows) if across else (entry_rows, sizes[last] // strips))
         return x.reshape(-1, *shape), entry
 
     def place(n, dims):  # of the entry of `each` among those of fewer dimensions
@@ -204,8 +204,8 @@ def attend_on_tpu(
             summed[...] = jnp.zeros_like(summed)
 
         here = (first[at] <= j) & (j <= final[at])
-        for each_page in table:
-            page = page_of(n, j, each_page)
+        if table:
+            page = page_of(n, j, *table)
             here &= (page >= 0) & (page < held)
 
         @pl.when(here)

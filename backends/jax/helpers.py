@@ -67,7 +67,7 @@ def attend_in_blocks(
         there = there.reshape([table.shape[own.index(dim)] if dim in own else 1 for dim in scored] + [-1])
         return jnp.repeat(there, size, -1)
 
-    def read(x, table, axis):  # a row's pages, one after the other; zeros, which no weight makes NaN, where there is none
+    def read(x, table, axis):  # a row's pages, one after the other; zeros where it has none, which weigh nothing
         def of(x, table):
             return x.at[table].get(mode='fill', fill_value=0, wrap_negative_indices=False)
 

@@ -188,33 +188,33 @@ def lower_update(
     if written is not None:
         steps = spread(f"lax.iota(jnp.int32, {lowering.size(new, written)})", (operation.dim,), over)
         start = steps if start == "0" else f"{start} + {steps}"
-    index: list[str] = []
-    for name in whole.names:
-        if name in loops:
-            index.append(loops[name])
-        elif name == operation.dim:
-            place = f"({wrapped(f'({start})', cache, operation.dim)})" if operation.wrap else start
-            index.append(lowering.local_place(place, cache, operation.dim))
-        elif name in others:
-            index.append(lowering.local_place(aligned(others[name], over, DType.INT32), cache, name))
-        elif name in batch:
-            index.append(spread(f"lax.iota(jnp.int32, {lowering.size(cache, name)})", (name,), over))
-        else:
-            index.append(":")
-    while index[-1] == ":":
-        index.pop()
-
-    rows = transposed(terms[1].code, [own.index(name) for name in _indexed_dims(whole.names, index, over)])
+    place = f"({wrapped(f'({start})', cache, operation.dim)})" if operation.wrap else start
+    places = {operation.dim: place, **{name: aligned(term, over, DType.INT32) for name, term in others.items()}}
+    index, taken = _index(whole.names, loops, places, batch, over, cache, lowering)
+    rows = transposed(terms[1].code, [own.index(name) for name in taken])
     return f"{terms[0].code}.at[{', '.join(index)}].set({rows}, mode='drop', wrap_negative_indices=False)"
 
 
-def _indexed_dims(names: Sequence[str], index: Sequence[str], over: Sequence[str]) -> list[str]:
-    """The dimensions of what an index takes, whose arrays broadcast over `over`: as numpy does it, these stand where
-    the arrays stand if those are neighbours, else in front."""
+def _index(
+    names: Sequence[str],
+    loops: Mapping[str, str],
+    places: Mapping[str, str],
+    each: Sequence[str],
+    over: Sequence[str],
+    cache: TensorType,
+    lowering: Lowering,
+) -> tuple[list[str], list[str]]:
+    """The index of a cache with these dimensions at global `places`, by all of `each`, which broadcast over `over`; and
+    the dimensions of what it takes: as numpy does it, those of index arrays stand where the arrays stand if these are
+    neighbours, else in front."""
+    found = {name: lowering.local_place(place, cache, name) for name, place in places.items()}
+    found |= {name: spread(f"lax.iota(jnp.int32, {lowering.size(cache, name)})", (name,), over) for name in each}
+    found |= loops
+    index = [found.get(name, ":") for name in names]
     advanced = [i for i, word in enumerate(index) if word != ":"]
-    kept = [name for name, word in zip(names, [*index, *[":"] * len(names)], strict=False) if word == ":"]
+    kept = [name for name, word in zip(names, index, strict=True) if word == ":"]
     before = advanced[0] if advanced == list(range(advanced[0], advanced[-1] + 1)) else 0
-    return [*kept[:before], *over, *kept[before:]]
+    return index[: advanced[-1] + 1], [*kept[:before], *over, *kept[before:]]
 
 
 def _written_on_pages(operation: ops.Update, terms: Sequence[Term], stacked: SliceOf | None, lowering: Lowering) -> str:
@@ -225,7 +225,7 @@ def _written_on_pages(operation: ops.Update, terms: Sequence[Term], stacked: Sli
     whole, loops = (stacked.whole, dict(stacked.indices)) if stacked else (cache, dict[str, str]())
     written = operation.written_dim([term.arg for term in terms])
     others = dict(zip(operation.indexed, terms[3:-1], strict=True))
-    own = page_of_row(table.shape, new.shape)
+    own = page_of_row(table.names, new.names)
     rows = [name for name in table.names if name != own]
     over = rows if written is None else [*rows, written]
     own_rows, first = terms[2].arg.names, aligned(terms[2], (), DType.INT32)
@@ -252,22 +252,14 @@ def _written_on_pages(operation: ops.Update, terms: Sequence[Term], stacked: Sli
         start = steps if start == "0" else f"{start} + {steps}"
     elif not own_rows:
         start = f"jnp.full({tuple_text(['1'] * len(over))}, {start}, jnp.int32)"
-    index: list[str] = []
-    for name in whole.names:
-        if name in loops:
-            index.append(loops[name])
-        elif name in (page, slot):
-            index.append(lowering.local_place("at[0]" if name == page else "at[1]", cache, name))
-        elif name in others:
-            index.append(lowering.local_place(aligned(others[name], over, DType.INT32), cache, name))
-        elif name in rows:
-            index.append(spread(f"lax.iota(jnp.int32, {lowering.size(cache, name)})", (name,), over))
-        else:
-            index.append(":")
-    code = transposed(terms[1].code, [new.names.index(name) for name in _indexed_dims(whole.names, index, over)])
-    taken = ", ".join("slice(None)" if word == ":" else word for word in index)
+    places = {page: "at[0]", slot: "at[1]"}
+    places |= {name: aligned(term, over, DType.INT32) for name, term in others.items()}
+    each = [name for name in rows if name in cache.names]
+    index, taken = _index(whole.names, loops, places, each, over, cache, lowering)
+    code = transposed(terms[1].code, [new.names.index(name) for name in taken])
+    words = ", ".join("slice(None)" if word == ":" else word for word in index)
     size = cache.shape.size(slot)
-    return f"written_on_pages({terms[0].code}, {code}, {table_code}, {start}, {size}, lambda at: ({taken}))"
+    return f"written_on_pages({terms[0].code}, {code}, {table_code}, {start}, {size}, lambda at: ({words}))"
 
 
 def _lies_otherwise(

@@ -16,16 +16,15 @@ from shardwright.ir.types import TensorType
 def gathered_pages(operation: ops.Attend, q: TensorType, pool: Local, table: Local, setting: KernelSetting) -> Local:
     """Keys or values of each row, all its pages one after the other; zeros of those that a chip does not hold."""
     lead, (page, slot) = len(setting.mesh), operation.pool
-    shape = operation.gathered(q.shape, pool.kind.shape, table.kind.shape)
-    at = shape.names.index(slot)
-    wide = (*shape.names[:at], page_of_row(table.kind.shape, q.shape), *shape.names[at:])
+    kind = operation.gathered_type(q, pool.kind, table.kind)
+    at = kind.names.index(slot)
+    wide = (*kind.names[:at], page_of_row(table.kind.names, q.names), *kind.names[at:])
     local, held = setting.locate(pool.kind, page, table.array)
     places, here = (aligned(Local(each, table.kind), wide, lead) for each in (local, held))
     found = np.take_along_axis(aligned(pool, (*wide, page), lead), places[..., None], axis=-1)[..., 0]
     found = np.where(here, found, np.zeros((), found.dtype))
     extents = found.shape[: lead + at], found.shape[lead + at + 2 :]
-    splits = tuple((pool.kind if name in pool.kind.names else table.kind).split(name) for name in shape.names)
-    return Local(found.reshape(*extents[0], -1, *extents[1]), TensorType(shape.dtype, shape.dims, splits))
+    return Local(found.reshape(*extents[0], -1, *extents[1]), kind)
 
 
 def positions_of_pages(
@@ -34,7 +33,7 @@ def positions_of_pages(
     """The positions of what `gathered_pages` gives, and whether a chip holds them, aligned to `names`, the last of
     which numbers positions."""
     lead, (page, slot) = len(setting.mesh), operation.pool
-    own = page_of_row(table.kind.shape, q.shape)
+    own = page_of_row(table.kind.names, q.names)
     slots = setting.positions(pool, slot)
     t = np.arange(table.kind.shape.size(own))[:, None] * pool.shape.size(slot) + slots[..., None, :]
     t = t.reshape(*setting.mesh_shape, *(1 for _ in names[:-1]), -1)
@@ -49,7 +48,7 @@ def written_pages(
 ) -> Array:  # fmt: skip
     """The pool with rows written; of several that go to one slot the last stays."""
     lead, (page, slot) = len(setting.mesh), operation.written_dims[:2]
-    size, own = pool.kind.shape.size(slot), page_of_row(table.kind.shape, new.kind.shape)
+    size, own = pool.kind.shape.size(slot), page_of_row(table.kind.names, new.kind.names)
     names = new.kind.names
 
     def over(value: Local | int) -> Array:

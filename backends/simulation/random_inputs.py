@@ -104,7 +104,7 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str], set[
 
     def number_pages(operand: Operand, pages: int) -> None:
         bound(operand, pages)
-        tables.add(str(operand))
+        tables.update(name for name in sources.get(str(operand), ()) if isinstance(name, str))
 
     for site in sites(program, func):
         let, scope = site.statement, site.scope
@@ -123,7 +123,7 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str], set[
                 if update.page is not None:
                     table = args[-1].tensor
                     number_pages(operands[-1], args[0].tensor.size(update.page))
-                    room *= table.size(page_of_row(table, args[1].tensor))
+                    room *= table.size(page_of_row(table.names, args[1].names))
                 bound(operands[2], room - n + 1)
                 for name, operand in zip(update.indexed, operands[3:], strict=False):
                     bound(operand, args[0].tensor.size(name))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import overload
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+Indices = TypeVar("Indices", float, NDArray[np.float64])
+"""How many indices a chip has, in one layout or in many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +20,10 @@ class Draws:
     slot: int
     matrices: int
 
-    @overload
-    def share(self, indices: float) -> float: ...
-    @overload
-    def share(self, indices: NDArray[np.float64]) -> NDArray[np.float64]: ...
-    def share(self, indices: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
+    def share(self, indices: Indices) -> Indices:
         """The share of the matrices that so many indices, each a number, can be expected to draw."""
-        return 1 - (1 - 1 / self.matrices) ** indices
+        missed = cast(Indices, (1 - 1 / self.matrices) ** indices)
+        return 1 - missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,6 @@ class PagesRead:
     slot: int
     entries: int
 
-    @overload
-    def share(self, indices: float) -> float: ...
-    @overload
-    def share(self, indices: NDArray[np.float64]) -> NDArray[np.float64]: ...
-    def share(self, indices: float | NDArray[np.float64]) -> float | NDArray[np.float64]:
+    def share(self, indices: Indices) -> Indices:
         """The share of what all rows read, for a chip that has so many entries of the table."""
         return indices / self.entries

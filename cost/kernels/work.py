@@ -13,6 +13,7 @@ from shardwright.cost.kernels.fusion import windows_of
 from shardwright.cost.movements.movement import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import Attend, Contract, Foreign, Grouped, Movement, Roll, Start, Update
+from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.program import Func, Let, Loop, Program, Scope
 from shardwright.ir.types import ON_HOST, DType, Placement, Shape, TensorType, Tier
 from shardwright.ir.walk import operand_names
@@ -306,15 +307,15 @@ def _products_of_attention(
     rows, (share, whole) = operation.rows(q).names, operation.seen(q, gathered[0], windows)
     positions: list[Side] = [((slot, operation.pool),) for slot in (1, 2)]
     if table is not None:
-        of_row = table, tuple(name for name in _shape(shapes[table]).names if name not in q)
-        positions = [(*side, of_row) for side in positions]
+        of_row = (page_of_row(_shape(shapes[table]).names, q),)
+        positions = [(*side, (table, of_row)) for side in positions]
         whole *= k.size(str(operation.page))
     width = tuple(name for name in v.names if name not in operation.pool and name not in rows)
     shared = [tuple(name for name in rows if name in of) for of in gathered]
     own = [tuple(name for name in rows if name not in of) for of in gathered]
-    D, seen = ((0, (operation.contracted,)),), (share, whole)
+    depth, seen = ((0, (operation.contracted,)),), (share, whole)
     return (
-        Product(((0, shared[0]),), ((0, own[0]),), positions[0], D, q.dtype, "n", seen),
+        Product(((0, shared[0]),), ((0, own[0]),), positions[0], depth, q.dtype, "n", seen),
         Product(((0, shared[1]),), ((0, own[1]),), ((2, width),), positions[1], q.dtype, "k", seen),
     )
 

@@ -11,7 +11,7 @@ from shardwright.ir.operation import SOFTMAX, SUM, Arg, AxisRow, Context, Operat
 from shardwright.ir.ops.indexing import page_of_row, require_table
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
 from shardwright.ir.text.syntax import OptionStatic, Static, WordStatic
-from shardwright.ir.types import ON_DEVICE, ON_HOST, Dim, DType, Placement, Shape, State
+from shardwright.ir.types import ON_DEVICE, ON_HOST, Dim, DType, Placement, Shape, State, TensorType
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Attend(Operation):
     for each row, by dimensions of q, the pages of the row, by one of its own: slot s of its page m is position m S + s.
     An entry that is no page of the pool hides its positions.
 
-    Where q, k and v lie on the host it is computed there, and leaves its results there; positions are on the device.
+    Where q, k and v lie on the host it is computed there, and leaves its results there; positions are on the device,
+    and so is all of attention over pages.
     """
 
     keyword: ClassVar[str] = "attend"
@@ -105,14 +106,22 @@ class Attend(Operation):
         return -(-sum(each) // len(each))
 
     def gathered(self, q: Shape, pool: Shape, table: Shape | None) -> Shape:
-        """Keys or values of which each row has its own, all its pages one after the other; as they are where there are
-        no pages."""
-        if table is None or self.page is None:
+        """Keys or values of which each row has its own, all its pages one after the other, rows first, of these first
+        those that the pool has; as they are where there are no pages."""
+        if table is None:
             return pool
-        own = table.size(page_of_row(table, q))
-        rows = tuple(dim for dim in table.dims if dim.name in q and dim.name not in pool)
-        kept = (Dim(dim.name, dim.size * own) if dim.name == self.along else dim for dim in pool.dims)
-        return Shape(pool.dtype, (*rows, *(dim for dim in kept if dim.name != self.page)))
+        own = page_of_row(table.names, q)
+        rows = [dim for dim in table.dims if dim.name != own]
+        rows.sort(key=lambda dim: dim.name not in pool)
+        positions = Dim(self.along, pool.size(self.along) * table.size(own))
+        rest = [positions if dim.name == self.along else dim for dim in pool.dims if dim.name != self.page]
+        return Shape(pool.dtype, (*rows, *(dim for dim in rest if dim not in rows)))
+
+    def gathered_type(self, q: TensorType, pool: TensorType, table: TensorType) -> TensorType:
+        """The type of `gathered` keys or values on chips; of pages that chips have apart each has what is its own."""
+        shape = self.gathered(q.shape, pool.shape, table.shape)
+        splits = ((pool if name in pool.names else table).split(name) for name in shape.names)
+        return TensorType(shape.dtype, shape.dims, tuple(splits))
 
     def width(self, args: Sequence[Arg]) -> str:
         """The dimension of v that is the result's last."""
@@ -124,13 +133,6 @@ class Attend(Operation):
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         same_dtype(self.keyword, args[:3])
         table = self.at("pages")
-        if (table is None) != (self.page is None):
-            raise misuse(
-                "wrong-operands",
-                f"attend over pages names two dimensions of {args[1].text}, and has a table of pages for each row of"
-                f" {args[0].text}",
-                f"as in attend[PS, {self.contracted}]({', '.join(arg.text for arg in args[:3])}, pages=table)",
-            )
         if table is not None:
             args = self._gathered_args(args, args[table])
         (q, k, v), T, D = (arg.tensor for arg in args[:3]), self.along, self.contracted
@@ -198,7 +200,7 @@ class Attend(Operation):
                 f"attend: {self.page} numbers the pages of the pool, and {args[0].text}: {q} has it",
                 "give the dimension of queries another name",
             )
-        own = page_of_row(table.tensor, q)
+        own = page_of_row(table.names, q)
         for arg in pools:
             if own in arg.names:
                 raise misuse(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,9 +37,9 @@ def wrap_static(wrap: bool) -> tuple[Static, ...]:
     return (OptionStatic("wrap", WordStatic(("true",))),) if wrap else ()
 
 
-def page_of_row(table: Shape, rows: Shape) -> str:
+def page_of_row(table: Sequence[str], rows: Container[str]) -> str:
     """The dimension of a table of pages that numbers those of a row, which what has the rows lacks."""
-    return next(name for name in table.names if name not in rows)
+    return next(name for name in table if name not in rows)
 
 
 def require_table(keyword: str, table: Arg, pool: Sequence[str], rows: Shape) -> None:
@@ -314,7 +314,7 @@ class Update(Operation):
         if self.page is None:
             return ()
         require_table(self.keyword, args[-1], self.written_dims, args[1].tensor)
-        own = page_of_row(args[-1].tensor, args[1].tensor)
+        own = page_of_row(args[-1].names, args[1].names)
         return tuple(dim for dim in args[-1].tensor.dims if dim.name != own)
 
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
@@ -337,7 +337,7 @@ class Update(Operation):
                 else f"it has the rows of {args[-1].text} and the pool's other dimensions, and one more where it is"
                 " several positions",
             )
-        own = 1 if self.page is None else args[-1].tensor.size(page_of_row(args[-1].tensor, new))
+        own = 1 if self.page is None else args[-1].tensor.size(page_of_row(args[-1].names, new))
         if written is not None and new.size(written) > own * cache.size(self.dim):
             where = f"a cache of {cache.size(self.dim)} along {self.dim}"
             if self.page is not None:

@@ -215,7 +215,7 @@ def _attend(rewriter: _Rewriter, statement: Let) -> bool:
     given = dict(zip(operation.given, statement.operands[3:], strict=True))
     table = given.pop("pages", None)
     if isinstance(table, str):
-        over = (*_own_dims(rewriter, table, q), *over)
+        over = (page_of_row(rewriter.scope.type_of(table).names, rewriter.scope.type_of(q).names), *over)
         pages = ops.Lookup(str(operation.page))
         k, v = (rewriter.emit(pages, [pool, table], f"{name}_{of}") for pool, of in ((k, "keys"), (v, "values")))
     query, keys = (rewriter.scope.type_of(value).shape for value in (q, k))
@@ -256,11 +256,6 @@ def _attend(rewriter: _Rewriter, statement: Let) -> bool:
     last = replace(statement, results=statement.results[:1], operation=ops.Contract(over), operands=(weights, v))
     rewriter.writer.put(last)
     return True
-
-
-def _own_dims(rewriter: _Rewriter, table: str, q: str) -> tuple[str, ...]:
-    """The dimension of a table that numbers the pages of a row."""
-    return (page_of_row(rewriter.scope.type_of(table).shape, rewriter.scope.type_of(q).shape),)
 
 
 def _places(rewriter: _Rewriter, over: Sequence[str], scores: str, wish: str) -> str:

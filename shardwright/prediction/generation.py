@@ -67,7 +67,7 @@ def _growing(program: Program, func: Func) -> Callable[[int], dict[str, int]] | 
                 return lambda context: {update.dim: context}
             case Let(operation=Update() as update, operands=(_, new, *_, table)):
                 rows, of_table = (site.scope.type_of(str(name)).shape for name in (new, table))
-                own, slots = page_of_row(of_table, rows), program.sizes(func)[update.dim]
+                own, slots = page_of_row(of_table.names, rows), program.sizes(func)[update.dim]
                 return lambda context: {own: -(-context // slots)}
             case _:
                 pass

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from combinations import all_with_slow
-from oracles.attention import attended
+from oracles.attention import attended, close
 from oracles.gradients import check_gradients
 from oracles.torch_blocks import computed
 from program_text import program
@@ -120,10 +120,6 @@ CASES = {
     "wider values": Case(causal=True, width="W"),
     "in another order": Case(causal=True, pos="B", dims="LDGBK"),
 }
-
-
-def close(found: Any, wanted: Array, tolerance: float = 1e-12) -> None:
-    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from interpreted_kernels import on_a_tpu
+from oracles.attention import close
 from oracles.gradients import check_gradients
 from oracles.pages import attended_pages, written
 from oracles.torch_blocks import computed
@@ -76,8 +77,8 @@ class Case:
         )
 
     def arrays(self, seed: int = 0) -> dict[str, Array]:
-        """Rows share their first page, lack their last one here and there, and name pages that there are not. What is in
-        no row's pages, the first and the last of a pool among them, is no number."""
+        """Rows share their first page, lack their last one here and there, and name pages that there are not. Pages of
+        no row, the first and the last of a pool among them, hold no numbers."""
         rng = np.random.default_rng(seed)
         n = SIZES["X"] if self.groups else 1
         made: dict[str, Array] = {}
@@ -143,10 +144,6 @@ SPLITS: tuple[dict[str, str], ...] = (
     {"K": "y"},
     {"P": "y", "S": "x"},
 )
-
-
-def close(found: Any, wanted: Array, tolerance: float = 1e-12) -> None:
-    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", CASES)

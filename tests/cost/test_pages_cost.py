@@ -44,7 +44,7 @@ def test_each_row_reads_its_pages(pool: str, table: str, q: str, wanted: float) 
 
 
 def test_a_generation_has_more_pages_of_each_row() -> None:
-    """As long as with a cache of as many positions."""
+    """It takes as long as one with a cache of as many positions."""
     texts = {
         "T": ("BTKD", "update[T](k, q, at)", "attend[T, D, causal=L](q, k, k, pos=at)", ""),
         "PS": (

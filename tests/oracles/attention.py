@@ -48,3 +48,8 @@ def attended(
                     result[b, l, h, g] = (powers / powers.sum()) @ np.array([v[b, t, h] for t in seen])
                     lse[b, l, h, g] = scores.max() + np.log(powers.sum())
     return result, lse
+
+
+def close(found: Any, wanted: Array, tolerance: float = 1e-12) -> None:
+    """Raises where a result differs from what is wanted by more, relative and absolute."""
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=tolerance, atol=tolerance)

@@ -13,8 +13,8 @@ def written(pool: Array, new: Array, at: Array, table: Array) -> Array:
     """The pool [P, S, ...] with new rows [B, L, ...] from position at[b] on, of table [B, M]."""
     made, (pages, slots) = pool.copy(), pool.shape[:2]
     for b, rows in enumerate(new):
-        for l, row in enumerate(rows):  # noqa: E741
-            of_row, slot = divmod(int(at[b]) + l, slots)
+        for i, row in enumerate(rows):
+            of_row, slot = divmod(int(at[b]) + i, slots)
             if 0 <= of_row < table.shape[1] and 0 <= table[b, of_row] < pages:
                 made[table[b, of_row], slot] = row
     return made
@@ -36,8 +36,8 @@ def attended_pages(
             if 0 <= page < len(k)
             for slot in range(k.shape[1])
         ]
-        for l in range(L):  # noqa: E741
-            last = None if pos is None else int(pos[b]) + l
+        for i in range(L):
+            last = None if pos is None else int(pos[b]) + i
             seen = [
                 (page, slot)
                 for t, page, slot in rows
@@ -46,9 +46,9 @@ def attended_pages(
             ]
             for h in range(K) if seen else ():
                 for g in range(G):
-                    scores = np.array([scale * float(np.dot(q[b, l, h, g], k[p, s, h])) for p, s in seen])
+                    scores = np.array([scale * float(np.dot(q[b, i, h, g], k[p, s, h])) for p, s in seen])
                     scores = softcap * np.tanh(scores / softcap) if softcap else scores
                     powers = np.exp(scores - scores.max())
-                    result[b, l, h, g] = (powers / powers.sum()) @ np.array([v[p, s, h] for p, s in seen])
-                    lse[b, l, h, g] = scores.max() + np.log(powers.sum())
+                    result[b, i, h, g] = (powers / powers.sum()) @ np.array([v[p, s, h] for p, s in seen])
+                    lse[b, i, h, g] = scores.max() + np.log(powers.sum())
     return result, lse

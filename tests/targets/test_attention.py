@@ -175,7 +175,7 @@ POOLS = ((128, 8, 1), (64, 8, 1), (128, 10, 1), (64, 8, 3))
     [(target, *case) for target, case in zip(TPUS, POOLS, strict=True)],
 )
 def test_pages_are_read_and_written_where_they_lie(target: str, size: int, heads: int, rows: int) -> None:
-    """As caches are, where pages have as many slots as a tile has lanes."""
+    """Pools of pages with as many slots as a tile has lanes: a step copies none of them."""
     text = PAGED.replace("D=128", f"D={size}").replace("H=8", f"H={heads}").replace("L=1", f"L={rows}")
     told = explain_program(explicit(program(text)), target)
     assert told.errors == ()

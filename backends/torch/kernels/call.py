@@ -104,6 +104,15 @@ def whole_size(value: NamedTensor, dim: str) -> int:
     return value.size(dim) if value.held is None else value.held.size(dim)
 
 
+def on_chip(index: Tensor, value: NamedTensor, dim: str, call: TensorCall) -> Tensor:
+    """Indices of a value's whole dimension as those of what the chip holds, -1 for what it does not."""
+    if value.held is None or not value.held.kind.split(dim):
+        return index
+    here = value.held.indices_on(call.device, dim)
+    at = call.torch.searchsorted(here, index).clamp(max=len(here) - 1)
+    return call.torch.where(here[at] == index, at, -1)
+
+
 def in_blocks(value: NamedTensor, dim: str, by: Sequence[str]) -> tuple[Tensor, int, int]:
     """The tensor with the dimension as [its blocks on this chip, what one block holds], where there are several on it;
     how many blocks there are on all; and the axis of what one block holds."""

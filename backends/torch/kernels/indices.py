@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.backends import foreign
 from shardwright.backends.number_formats import Array, numpy_dtype
-from shardwright.backends.torch.kernels.call import Kernel, TensorCall, as_arg, whole_size
-from shardwright.backends.torch.kernels.pages import on_chip, written_pages
+from shardwright.backends.torch.kernels.call import Kernel, TensorCall, as_arg, on_chip, whole_size
+from shardwright.backends.torch.kernels.pages import written_pages
 from shardwright.backends.torch.tensors import NamedTensor, aligned, held_as
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -25,8 +25,7 @@ def _lookup(operation: ops.Lookup, call: TensorCall) -> Tensor:
     table, ids = call.tensor(0), call.tensor(1)
     names = call.result.names
     index = ids.tensor % whole_size(table, operation.dim) if operation.wrap else ids.tensor
-    if table.held is not None and table.held.kind.split(operation.dim):
-        index = on_chip(index, operation.dim, table.held, call)
+    index = on_chip(index, table, operation.dim, call)
     if not set(ids.names) & set(table.names):
         made = (*ids.names, *(name for name in table.names if name != operation.dim))
         found = call.functions.rows(table.tensor, index, table.names.index(operation.dim))
@@ -38,9 +37,7 @@ def _lookup(operation: ops.Lookup, call: TensorCall) -> Tensor:
 def _grouped(operation: ops.Grouped, call: TensorCall) -> Tensor:
     """Multiplies each row by the matrix that its index says, in f32 where the result is."""
     x, w, expert = call.tensor(0), call.tensor(1), call.tensor(2)
-    index = expert.tensor
-    if w.held is not None and w.held.kind.split(operation.dim):
-        index = on_chip(index, operation.dim, w.held, call)
+    index = on_chip(expert.tensor, w, operation.dim, call)
     rows = [name for name in x.names if name not in operation.dims]
     rows += [name for name in expert.names if name not in x.names]
     columns = [name for name in w.names if name not in (operation.dim, *operation.dims)]
