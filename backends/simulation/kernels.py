@@ -6,38 +6,21 @@ Where global indices matter they are computed from the digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from shardwright.backends import foreign
-from shardwright.backends.number_formats import Array, numpy_dtype, paired, softmax_weights
+from shardwright.backends.number_formats import Array, numpy_dtype
+from shardwright.backends.simulation.call import Call, Kernel, arg_of, axis_of, like, positions_along, tensor_of
 from shardwright.backends.simulation.local_values import Argument, KernelSetting, Local, aligned
-from shardwright.backends.simulation.pages import gathered_pages, positions_of_pages, written_pages
+from shardwright.backends.simulation.pages import written_pages
+from shardwright.backends.simulation.products import attend, contract, grouped, join_attention
 from shardwright.backends.simulation.random_bits import uniform
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import fault
-from shardwright.ir.operation import Arg, Number, Operation
+from shardwright.ir.operation import Number, Operation
 from shardwright.ir.types import DType, TensorType
-
-
-@dataclass(frozen=True)
-class Call:
-    """The arguments that a kernel is given beside its operation: operands, the types of the results, and where it
-    runs."""
-
-    args: Sequence[Argument]
-    results: Sequence[TensorType]
-    setting: KernelSetting
-
-    @property
-    def result(self) -> TensorType:
-        return self.results[0]
-
-
-Kernel = Callable[[Any, Call], Array | tuple[Array, ...]]
 
 
 def compute(
@@ -55,98 +38,26 @@ def compute(
         )
 
 
-# ---------------------------------------------------------------- operands
-
-
-def _tensor(argument: Argument) -> Local:
-    assert isinstance(argument, Local)
-    return argument
-
-
-def _like(argument: Argument, dtype: DType, names: Sequence[str], setting: KernelSetting) -> Array:
-    """An operand aligned to the result, a literal in the format of the values beside it."""
-    if isinstance(argument, Number):
-        return setting.formats.literal(argument, dtype)
-    return aligned(argument, names, len(setting.mesh))
-
-
-def _axis(kind: TensorType, name: str, setting: KernelSetting) -> int:
-    return len(setting.mesh) + kind.names.index(name)
-
-
-def _arg(argument: Argument) -> Arg:
-    if isinstance(argument, Number):
-        return Arg(str(argument), None, argument)
-    return Arg("", argument.kind.shape)
-
-
-# ---------------------------------------------------------------- contraction
-
-
-def _contract(operation: ops.Contract, call: Call) -> Array:
-    left, right = _tensor(call.args[0]), _tensor(call.args[1])
-    lead = len(call.setting.mesh)
-    batch = [n for n in left.kind.names if n in right.kind.names and n not in operation.dims]
-    rows = [n for n in left.kind.names if n not in right.kind.names]
-    columns = [n for n in right.kind.names if n not in left.kind.names]
-    a = aligned(left, (*batch, *rows, *operation.dims), lead)
-    b = aligned(right, (*batch, *operation.dims, *columns), lead)
-    if call.result.dtype is not DType.BOOL and a.dtype == np.bool_:
-        a, b = a.astype(np.int64), b.astype(np.int64)
-    outer = a.shape[: lead + len(batch)]
-    n_rows = math.prod(a.shape[len(outer) : len(outer) + len(rows)])
-    n_columns = math.prod(b.shape[len(outer) + len(operation.dims) :])
-    n_summed = math.prod(a.shape[len(outer) + len(rows) :])
-    product = a.reshape(*outer, n_rows, n_summed) @ b.reshape(*outer, n_summed, n_columns)
-    made = (*batch, *rows, *columns)
-    extents = dict(zip(call.result.names, call.result.local_shape(call.setting.mesh), strict=True))
-    product = product.reshape((*outer[:lead], *(extents[name] for name in made)))
-    return product.transpose(*range(lead), *(lead + made.index(name) for name in call.result.names))
-
-
-def _grouped(operation: ops.Grouped, call: Call) -> Array:
-    """One product for each matrix on a chip, of which the rows that chose it are taken; zeros for the others."""
-    x, w, expert = (_tensor(arg) for arg in call.args)
-    lead, dims = len(call.setting.mesh), operation.dims
-    local, held = call.setting.locate(w.kind, operation.dim, expert.array)
-    rows = [dim.name for dim in operation.rows(x.kind.shape, expert.kind.shape)]
-    columns = [name for name in w.kind.names if name not in (operation.dim, *dims)]
-    a, b = aligned(x, (*rows, *dims), lead), aligned(w, (operation.dim, *dims, *columns), lead)
-    mesh, width = a.shape[:lead], math.prod(b.shape[lead + 1 + len(dims) :])
-    a = a.reshape(*a.shape[: lead + len(rows)], -1)
-    b = b.reshape(*mesh, b.shape[lead], *(1 for _ in rows[1:]), a.shape[-1], width)
-    chosen = aligned(Local(np.where(held, local, -1), expert.kind), rows, lead)[..., None]
-    flat = a if rows else a[..., None, :]
-    made: Array = np.zeros((), np.result_type(a, b))
-    for number in range(b.shape[lead]):
-        product = flat @ b[(slice(None),) * lead + (number,)]
-        made = np.where(chosen == number, product if rows else product[..., 0, :], made)
-    extents = dict(zip(call.result.names, call.result.local_shape(call.setting.mesh), strict=True))
-    made = np.broadcast_to(made, (*mesh, *(extents[name] for name in rows), width))
-    made = made.reshape((*mesh, *(extents[name] for name in (*rows, *columns))))
-    return made.transpose(*range(lead), *(lead + (*rows, *columns).index(name) for name in call.result.names))
-
-
 # ---------------------------------------------------------------- elementwise
 
 
 def _elementwise(operation: ops.TableOperation, call: Call) -> Array:
     entry, dtype = operation.entry, next(a.kind.dtype for a in reversed(call.args) if isinstance(a, Local))
-    arrays = [_like(arg, dtype, call.result.names, call.setting) for arg in call.args]
+    arrays = [like(arg, dtype, call.result.names, call.setting) for arg in call.args]
     if dtype is DType.BOOL:
         arrays = [a.astype(np.int64) if t == "value" else a for a, t in zip(arrays, entry.takes, strict=True)]
     return entry.spelled(dtype).numpy(np, *arrays)
 
 
 def _convert(operation: ops.Convert, call: Call) -> Array:
-    value = _tensor(call.args[0])
+    value = tensor_of(call.args[0])
     array = aligned(value, call.result.names, len(call.setting.mesh))
     return call.setting.formats.convert(array, value.kind.dtype, operation.dtype)
 
 
 def _bitcast(operation: ops.Bitcast, call: Call) -> Array:
     """Floats are rounded to f32 first, also where they are held in float64."""
-    value = _tensor(call.args[0])
+    value = tensor_of(call.args[0])
     array = aligned(value, call.result.names, len(call.setting.mesh))
     bits = array.astype(numpy_dtype(value.kind.dtype)).view(numpy_dtype(operation.dtype))
     return bits.astype(call.setting.formats.storage(operation.dtype))
@@ -156,38 +67,38 @@ def _bitcast(operation: ops.Bitcast, call: Call) -> Array:
 
 
 def _reduce_axes(value: Local, dims: Sequence[str], setting: KernelSetting) -> tuple[int, ...]:
-    return tuple(_axis(value.kind, name, setting) for name in dims)
+    return tuple(axis_of(value.kind, name, setting) for name in dims)
 
 
 def _sum(operation: ops.Sum, call: Call) -> Array:
-    value = _tensor(call.args[0])
+    value = tensor_of(call.args[0])
     return value.array.sum(axis=_reduce_axes(value, operation.dims, call.setting))
 
 
 def _max(operation: ops.Max, call: Call) -> Array:
-    value = _tensor(call.args[0])
+    value = tensor_of(call.args[0])
     return value.array.max(axis=_reduce_axes(value, operation.dims, call.setting))
 
 
 def _cumsum(operation: ops.Cumsum, call: Call) -> Array:
-    value = _tensor(call.args[0])
-    return value.array.cumsum(axis=_axis(value.kind, operation.dim, call.setting))
+    value = tensor_of(call.args[0])
+    return value.array.cumsum(axis=axis_of(value.kind, operation.dim, call.setting))
 
 
 def _argmax(operation: ops.Argmax, call: Call) -> Array:
-    value = _tensor(call.args[0])
-    return value.array.argmax(axis=_axis(value.kind, operation.dim, call.setting))
+    value = tensor_of(call.args[0])
+    return value.array.argmax(axis=axis_of(value.kind, operation.dim, call.setting))
 
 
 def _topk(operation: ops.Topk, call: Call) -> tuple[Array, ...]:
-    value, setting = _tensor(call.args[0]), call.setting
-    at = _axis(value.kind, operation.dim, setting)
+    value, setting = tensor_of(call.args[0]), call.setting
+    at = axis_of(value.kind, operation.dim, setting)
     n, held = _blocks(value.kind, operation.dim, operation.by, setting)
     if operation.k % n:
         raise fault(
             "not-divisible", f"topk: k={operation.k} is not divisible by the {n} blocks of {' '.join(operation.by)}"
         )
-    ids = np.broadcast_to(_positions(value.kind, operation.dim, value.kind.names, setting), value.array.shape)
+    ids = np.broadcast_to(positions_along(value.kind, operation.dim, value.kind.names, setting), value.array.shape)
     values, ids = (
         np.moveaxis(_in_blocks(Local(array, value.kind), operation.dim, operation.by, setting), at + 1, -1)
         for array in (value.array, ids)
@@ -204,14 +115,14 @@ def _topk(operation: ops.Topk, call: Call) -> tuple[Array, ...]:
 
 
 def _layernorm(operation: ops.Layernorm, call: Call) -> Array:
-    value = _tensor(call.args[0])
+    value = tensor_of(call.args[0])
     over = _reduce_axes(value, operation.dims, call.setting)
     centred = value.array - value.array.mean(axis=over, keepdims=True)
     return _scaled(centred, over, operation.eps, call)
 
 
 def _rmsnorm(operation: ops.Rmsnorm, call: Call) -> Array:
-    value = _tensor(call.args[0])
+    value = tensor_of(call.args[0])
     over = _reduce_axes(value, operation.dims, call.setting)
     return _scaled(value.array, over, operation.eps, call)
 
@@ -219,20 +130,20 @@ def _rmsnorm(operation: ops.Rmsnorm, call: Call) -> Array:
 def _scaled(x: Array, over: tuple[int, ...], eps: float, call: Call) -> Array:
     normed = x / np.sqrt((x * x).mean(axis=over, keepdims=True) + eps)
     if len(call.args) > 1:
-        normed = normed * _like(call.args[1], call.result.dtype, call.result.names, call.setting)
+        normed = normed * like(call.args[1], call.result.dtype, call.result.names, call.setting)
     if len(call.args) > 2:
-        normed = normed + _like(call.args[2], call.result.dtype, call.result.names, call.setting)
+        normed = normed + like(call.args[2], call.result.dtype, call.result.names, call.setting)
     return normed
 
 
 def _softmax(operation: ops.Softmax, call: Call) -> Array:
-    value = _tensor(call.args[0])
+    value = tensor_of(call.args[0])
     names = value.kind.names
     scores = value.array
     if operation.causal is not None:
-        t = _positions(value.kind, operation.dims[0], names, call.setting)
-        l = _positions(value.kind, operation.causal, names, call.setting)  # noqa: E741
-        pos = _like(call.args[1], DType.INT32, names, call.setting) if len(call.args) > 1 else np.zeros((), np.int64)
+        t = positions_along(value.kind, operation.dims[0], names, call.setting)
+        l = positions_along(value.kind, operation.causal, names, call.setting)  # noqa: E741
+        pos = like(call.args[1], DType.INT32, names, call.setting) if len(call.args) > 1 else np.zeros((), np.int64)
         visible = t <= l + pos
         if operation.window:
             visible = visible & (t > l + pos - operation.window)
@@ -242,72 +153,12 @@ def _softmax(operation: ops.Softmax, call: Call) -> Array:
     return powers / powers.sum(axis=over, keepdims=True)
 
 
-def _attend(operation: ops.Attend, call: Call) -> tuple[Array, ...]:
-    q, *pools = (_tensor(arg) for arg in call.args[:3])
-    T, formats, pages = operation.along, call.setting.formats, operation.at("pages")
-    table = None if pages is None else _tensor(call.args[pages])
-    k, v = (gathered_pages(operation, q.kind, pool, table, call.setting) if table else pool for pool in pools)
-    kind = _scores_type(operation, q.kind, k.kind)
-    names = kind.names
-    wide = np.float64 if formats.precision == "exact" else np.float32
-    scores = _contract(ops.Contract((operation.contracted,)), Call((q, k), (kind,), call.setting))
-    scores = scores.astype(wide) * wide(operation.scale)
-    if operation.softcap:
-        scores = operation.softcap * np.tanh(scores / wide(operation.softcap))
-    visible: Array = np.ones((), np.bool_)
-    if table:
-        t, visible = positions_of_pages(operation, q.kind, pools[0].kind, table, names, call.setting)
-    else:
-        t = _positions(kind, T, names, call.setting)
-    if operation.causal is not None:
-        own = _positions(kind, operation.causal, names, call.setting) + _given(operation, call, "pos", names)
-        visible = visible & (t <= own)
-        if operation.has_window:
-            visible = visible & (t > own - (operation.window or _given(operation, call, "window", names)))
-    if operation.at("length") is not None:
-        visible = visible & (t < _given(operation, call, "length", names))
-    weights, lse = softmax_weights(np.where(visible, scores, -np.inf), -1)
-    weights = Local(formats.round(weights, v.kind.dtype), kind)
-    mean = _contract(ops.Contract((T,)), Call((weights, v), call.results, call.setting))
-    if call.result.is_pair:
-        return (paired(mean, lse),)
-    return (mean, lse[..., 0]) if operation.lse else (mean,)
-
-
-def _scores_type(operation: ops.Attend, q: TensorType, k: TensorType) -> TensorType:
-    """[q's dimensions but the contracted one, T], as they lie on chips."""
-    T = operation.along
-    dims = [(q, dim) for dim in q.dims if dim.name != operation.contracted] + [(k, d) for d in k.dims if d.name == T]
-    return TensorType(DType.F32, tuple(dim for _, dim in dims), tuple(kind.split(dim.name) for kind, dim in dims))
-
-
-def _given(operation: ops.Attend, call: Call, name: str, names: Sequence[str]) -> Array:
-    """The operand `pos`, `length` or `window`, aligned to scores; 0 where it is left out."""
-    at = operation.at(name)
-    return np.zeros((), np.int64) if at is None else _like(call.args[at], DType.INT32, names, call.setting)
-
-
-def _join_attention(_operation: ops.JoinAttention, call: Call) -> tuple[Array, ...]:
-    o1, lse1, o2, lse2 = (_tensor(arg).array for arg in call.args)
-    weights, lse = softmax_weights(np.stack([lse1, lse2], -1), -1)
-    return weights[..., :1] * o1 + weights[..., 1:] * o2, lse[..., 0]
-
-
-def _positions(kind: TensorType, dim: str, names: Sequence[str], setting: KernelSetting) -> Array:
-    """Global indices along `dim`, aligned to `names`."""
-    indices = setting.positions(kind, dim)
-    at = names.index(dim)
-    shape = [1] * len(names)
-    shape[at] = indices.shape[-1]
-    return indices.reshape(*setting.mesh_shape, *shape)
-
-
 # ---------------------------------------------------------------- indices
 
 
 def _lookup(operation: ops.Lookup, call: Call) -> Array:
     """An index out of range, like one that the chip does not hold, gives zeros."""
-    table, ids = _tensor(call.args[0]), _tensor(call.args[1])
+    table, ids = tensor_of(call.args[0]), tensor_of(call.args[1])
     lead = len(call.setting.mesh)
     wanted = ids.array % table.kind.shape.size(operation.dim) if operation.wrap else ids.array
     local, held = call.setting.locate(table.kind, operation.dim, wanted)
@@ -326,8 +177,8 @@ def _uniform(operation: ops.Uniform, call: Call) -> Array:
     names = call.result.names
     index: Array = np.zeros((), np.int64)
     for dim in operation.dims:
-        index = index * call.result.shape.size(dim) + _positions(call.result, dim, names, call.setting)
-    key, at = (_like(arg, DType.UINT32, names, call.setting) for arg in call.args)
+        index = index * call.result.shape.size(dim) + positions_along(call.result, dim, names, call.setting)
+    key, at = (like(arg, DType.UINT32, names, call.setting) for arg in call.args)
     return uniform(key, at, index)
 
 
@@ -339,19 +190,21 @@ def _full(operation: ops.Full, call: Call) -> Array:
 
 def _rotary(operation: ops.Rotary, call: Call) -> Array:
     """Pairs (x1, x2) turned by pos * base^(-2i / rotated), i the number of the pair; angles in f32."""
-    value = _tensor(call.args[0])
+    value = tensor_of(call.args[0])
     lead, names = len(call.setting.mesh), value.kind.names
     others = tuple(name for name in names if name != operation.dim)
     x = aligned(value, (*others, operation.dim), lead)
     rotated = operation.rotated or x.shape[-1]
     if len(call.args) > 2:
-        frequencies = aligned(_tensor(call.args[2]), operation.frequency_dims([_arg(arg) for arg in call.args]), lead)
+        frequencies = aligned(
+            tensor_of(call.args[2]), operation.frequency_dims([arg_of(arg) for arg in call.args]), lead
+        )
     else:
         frequencies = operation.base ** (-np.arange(0, rotated, 2) / rotated)
-    positions = _like(call.args[1], DType.INT32, others, call.setting)
-    along = operation.positions_dim([_arg(arg) for arg in call.args])
+    positions = like(call.args[1], DType.INT32, others, call.setting)
+    along = operation.positions_dim([arg_of(arg) for arg in call.args])
     if along is not None:
-        positions = positions + _positions(value.kind, along, others, call.setting)
+        positions = positions + positions_along(value.kind, along, others, call.setting)
     wide = x.dtype
     angles = positions[..., None].astype(wide) * frequencies.astype(wide)
     cos, sin = np.cos(angles), np.sin(angles)
@@ -368,24 +221,23 @@ def _rotary(operation: ops.Rotary, call: Call) -> Array:
 
 def _update(operation: ops.Update, call: Call) -> Array:
     """Drops what would be written before the beginning of the cache or past its end, on every layout."""
-    cache, new = _tensor(call.args[0]), _tensor(call.args[1])
-    lead, names = len(call.setting.mesh), cache.kind.names
-    written = operation.written_dim([_arg(arg) for arg in call.args])
     if operation.page is not None:
-        starts = [int(arg.value) if isinstance(arg, Number) else arg for arg in call.args[2:-1]]
-        return written_pages(operation, cache, new, _tensor(call.args[-1]), starts, written, call.setting)
+        return written_pages(operation, call)
+    cache, new = tensor_of(call.args[0]), tensor_of(call.args[1])
+    lead, names = len(call.setting.mesh), cache.kind.names
+    written = operation.written_dim([arg_of(arg) for arg in call.args])
     rows = aligned(new, [(written or operation.dim) if name == operation.dim else name for name in names], lead)
-    start = _like(call.args[2], DType.INT32, names, call.setting)
-    offset = _positions(cache.kind, operation.dim, names, call.setting) - start
+    start = like(call.args[2], DType.INT32, names, call.setting)
+    offset = positions_along(cache.kind, operation.dim, names, call.setting) - start
     if operation.wrap:
         offset = offset % cache.kind.shape.size(operation.dim)
-    at = _axis(cache.kind, operation.dim, call.setting)
+    at = axis_of(cache.kind, operation.dim, call.setting)
     n = rows.shape[at]
     taken = np.take_along_axis(rows, np.clip(offset, 0, n - 1), axis=at)
     here = (offset >= 0) & (offset < n)
     for name, index in zip(operation.indexed, call.args[3:], strict=True):
-        indices = _positions(cache.kind, name, names, call.setting)
-        here = here & (indices == _like(index, DType.INT32, names, call.setting))
+        indices = positions_along(cache.kind, name, names, call.setting)
+        here = here & (indices == like(index, DType.INT32, names, call.setting))
     return np.where(here, taken, cache.array)
 
 
@@ -403,14 +255,14 @@ def _blocks(kind: TensorType, dim: str, by: Sequence[str], setting: KernelSettin
 def _in_blocks(value: Local, dim: str, by: Sequence[str], setting: KernelSetting) -> Array:
     """The chip's array with the dimension as [its blocks, what one block holds]."""
     _, held = _blocks(value.kind, dim, by, setting)
-    at = _axis(value.kind, dim, setting)
+    at = axis_of(value.kind, dim, setting)
     shape = value.array.shape
     return value.array.reshape(*shape[:at], held, shape[at] // held, *shape[at + 1 :])
 
 
 def _take(operation: ops.Take, call: Call) -> Array:
-    value = _tensor(call.args[0])
-    at = _axis(value.kind, operation.dim, call.setting)
+    value = tensor_of(call.args[0])
+    at = axis_of(value.kind, operation.dim, call.setting)
     if operation.stop is None:
         return value.array.take(operation.start, axis=at)
     n, _ = _blocks(value.kind, operation.dim, operation.by, call.setting)
@@ -426,8 +278,8 @@ def _take(operation: ops.Take, call: Call) -> Array:
 
 
 def _concat(operation: ops.Concat, call: Call) -> Array:
-    values = [_tensor(arg) for arg in call.args]
-    at = _axis(values[0].kind, operation.dim, call.setting)
+    values = [tensor_of(arg) for arg in call.args]
+    at = axis_of(values[0].kind, operation.dim, call.setting)
     blocks = [_in_blocks(value, operation.dim, operation.by, call.setting) for value in values]
     return np.concatenate(blocks, axis=at + 1).reshape(
         *call.setting.mesh_shape, *call.result.local_shape(call.setting.mesh)
@@ -438,16 +290,16 @@ def _concat(operation: ops.Concat, call: Call) -> Array:
 
 
 def _same(_operation: Operation, call: Call) -> Array:
-    return _tensor(call.args[0]).array
+    return tensor_of(call.args[0]).array
 
 
 def _reshape(_operation: ops.Split, call: Call) -> Array:
     """Equal digits on both sides make it a reshape of what the chip holds."""
-    return _tensor(call.args[0]).array.reshape(*call.setting.mesh_shape, *call.result.local_shape(call.setting.mesh))
+    return tensor_of(call.args[0]).array.reshape(*call.setting.mesh_shape, *call.result.local_shape(call.setting.mesh))
 
 
 def _merge(operation: ops.Merge, call: Call) -> Array:
-    value = _tensor(call.args[0])
+    value = tensor_of(call.args[0])
     names: list[str] = []
     for name in value.kind.names:
         if name == operation.parts[0]:
@@ -460,7 +312,7 @@ def _merge(operation: ops.Merge, call: Call) -> Array:
 
 def _foreign(operation: ops.Foreign, call: Call) -> Array:
     """Chip by chip: the function is not ours, and takes one chip's arrays."""
-    values, setting = [_tensor(arg) for arg in call.args], call.setting
+    values, setting = [tensor_of(arg) for arg in call.args], call.setting
     kinds = [value.kind for value in values]
     extents = [dict(zip(k.names, k.local_shape(setting.mesh), strict=True)) for k in (*kinds, call.result)]
     sizes = {name: size for known in extents for name, size in known.items()}
@@ -477,8 +329,8 @@ def _foreign(operation: ops.Foreign, call: Call) -> Array:
 
 
 KERNELS: dict[type[Operation], Kernel] = {
-    ops.Contract: _contract,
-    ops.Grouped: _grouped,
+    ops.Contract: contract,
+    ops.Grouped: grouped,
     **dict.fromkeys((ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Neg, ops.Function), _elementwise),
     ops.Convert: _convert,
     ops.Bitcast: _bitcast,
@@ -490,8 +342,8 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Layernorm: _layernorm,
     ops.Rmsnorm: _rmsnorm,
     ops.Softmax: _softmax,
-    ops.Attend: _attend,
-    ops.JoinAttention: _join_attention,
+    ops.Attend: attend,
+    ops.JoinAttention: join_attention,
     ops.Lookup: _lookup,
     ops.Iota: _iota,
     ops.Full: _full,

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardwright.backends.number_formats import Array
-from shardwright.backends.simulation.local_values import KernelSetting, Local, aligned
+from shardwright.backends.simulation.call import Call, arg_of, like, tensor_of
+from shardwright.backends.simulation.local_values import Argument, KernelSetting, Local, aligned
 from shardwright.ir import ops
 from shardwright.ir.ops.indexing import page_of_row
-from shardwright.ir.types import TensorType
+from shardwright.ir.types import DType, TensorType
 
 
 def gathered_pages(operation: ops.Attend, q: TensorType, pool: Local, table: Local, setting: KernelSetting) -> Local:
@@ -42,24 +43,23 @@ def positions_of_pages(
     return t, np.repeat(here, slots.shape[-1], axis=-1)
 
 
-def written_pages(
-    operation: ops.Update, pool: Local, new: Local, table: Local, starts: Sequence[Local | int], written: str | None,
-    setting: KernelSetting,
-) -> Array:  # fmt: skip
+def written_pages(operation: ops.Update, call: Call) -> Array:
     """The pool with rows written; of several that go to one slot the last stays."""
+    (pool, new, table), setting = (tensor_of(call.args[at]) for at in (0, 1, -1)), call.setting
+    written = operation.written_dim([arg_of(arg) for arg in call.args])
     lead, (page, slot) = len(setting.mesh), operation.written_dims[:2]
     size, own = pool.kind.shape.size(slot), page_of_row(table.kind.names, new.kind.names)
     names = new.kind.names
 
-    def over(value: Local | int) -> Array:
-        return np.asarray(value) if isinstance(value, int) else aligned(value, names, lead)
+    def over(operand: Argument) -> Array:
+        return np.asarray(like(operand, DType.INT32, names, setting))
 
     def counted(kind: TensorType, dim: str) -> Array:
         """The local indices along a dimension, aligned to `names`."""
         n = kind.local_shape(setting.mesh)[kind.names.index(dim)]
         return np.arange(n).reshape([n if name == dim else 1 for name in names])
 
-    position = over(starts[0]) + (counted(new.kind, written) if written is not None else 0)
+    position = over(call.args[2]) + (counted(new.kind, written) if written is not None else 0)
     of_row = position // size
     last = aligned(table, (*names, own), lead)
     inside = (of_row >= 0) & (of_row < last.shape[-1])
@@ -68,7 +68,7 @@ def written_pages(
     wanted = {
         page: np.take_along_axis(np.broadcast_to(last, (*shape, last.shape[-1])), chosen, axis=-1)[..., 0],
         slot: position % size,
-        **dict(zip(operation.indexed, map(over, starts[1:]), strict=True)),
+        **dict(zip(operation.indexed, map(over, call.args[3:-1]), strict=True)),
     }
     made, index = pool.array.copy(), list[Array]()
     for name in pool.kind.names:
