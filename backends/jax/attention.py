@@ -78,6 +78,8 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
             options.append(f"{name}={number_text(value)}")
     share, whole = operation.seen(q.shape, k.shape)
     seen = -(-here * share // whole), -(-here * operation.read(q.shape, k.shape) // k.shape.size(T))
+    if pages is not None:  # of which a chip holds its part
+        seen = -(-seen[0] * pages.held[0] // pages.held[1]), -(-seen[1] * pages.held[0] // pages.held[1])
     if seen != (here, here):
         options.append(f"seen={seen}")
     if not operation.lse and not result.is_pair:
@@ -104,7 +106,7 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
 class _PagesRead:
     """How a module reads pages: `rows` are those of the `table`, whose entries number a chip's pages, and the first
     `n_shared` of them the pools have, too, before their pages; `orders` bring the pools' dimensions into that order.
-    `gathered` are the keys and values of each row, at these `positions`."""
+    `gathered` are the keys and values of each row, at these `positions`, of which a chip has this share, `held`."""
 
     rows: tuple[str, ...]
     n_shared: int
@@ -112,6 +114,7 @@ class _PagesRead:
     positions: str
     orders: tuple[Sequence[int], Sequence[int]]
     gathered: tuple[TensorType, TensorType]
+    held: tuple[int, int]
 
 
 def _pages_read(operation: ops.Attend, terms: Sequence[Term], lowering: Lowering) -> _PagesRead | None:
@@ -131,7 +134,9 @@ def _pages_read(operation: ops.Attend, terms: Sequence[Term], lowering: Lowering
         return [pool.names.index(name) for name in (*common, page, *gathered.names[len(rows) :])]
 
     orders = order_of(k, keys), order_of(v, values)
-    return _PagesRead(rows, len(common), place, f"jnp.ravel({positions})", orders, (keys, values))
+    held, entries = operation.held(k.shape, table.shape)
+    held = held * lowering.size(k, page), entries * k.shape.size(page)
+    return _PagesRead(rows, len(common), place, f"jnp.ravel({positions})", orders, (keys, values), held)
 
 
 def attention_calls(module: str, func: str) -> tuple[int, int]:

@@ -317,11 +317,10 @@ class Fusion:
         operation = statement.operation
         assert isinstance(operation, Attend)
         q, k = (self.types[str(name)].shape for name in statement.operands[:2])
-        elements, at = self.elements(operand), operation.at("pages")
-        if at is not None:  # a page is read for each row that has it
-            table = self.types[str(statement.operands[at])].shape
-            pool, k = self.types[operand].shape, operation.gathered(q, k, table)
-            elements = elements * operation.gathered(q, pool, table).elements // pool.elements
+        at, pool = operation.at("pages"), self.types[operand].shape
+        table = None if at is None else self.types[str(statement.operands[at])].shape
+        held, entries = operation.held(pool, table)
+        k, elements = operation.gathered(q, k, table), operation.gathered(q, pool, table).elements * held // entries
         read = operation.read(q, k, windows_of(statement, self.scope))
         return -(-elements * read // k.size(operation.along))
 

@@ -300,11 +300,14 @@ def products_of(statement: Let, shapes: Sequence[Shape | None], windows: Sequenc
 def _products_of_attention(
     operation: Attend, shapes: Sequence[Shape | None], windows: Sequence[int]
 ) -> tuple[Product, ...]:
-    """The scores and the mean. Of pages that chips have apart each computes with its part of a row's positions."""
-    q, k, v = map(_shape, shapes[:3])
-    table = operation.at("pages")
-    gathered = [operation.gathered(q, pool, None if table is None else shapes[table]) for pool in (k, v)]
+    """The scores and the mean. Of pages that chips have apart each computes with its part of a row's positions; no two
+    rows have the same."""
+    (q, k, v), table = map(_shape, shapes[:3]), operation.at("pages")
+    pages = None if table is None else shapes[table]
+    gathered = [operation.gathered(q, pool, pages) for pool in (k, v)]
     rows, (share, whole) = operation.rows(q).names, operation.seen(q, gathered[0], windows)
+    held, entries = operation.held(k, pages)
+    share, whole = share * held, whole * entries
     positions: list[Side] = [((slot, operation.pool),) for slot in (1, 2)]
     if table is not None:
         of_row = (page_of_row(_shape(shapes[table]).names, q),)

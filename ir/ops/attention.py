@@ -117,6 +117,14 @@ class Attend(Operation):
         rest = [positions if dim.name == self.along else dim for dim in pool.dims if dim.name != self.page]
         return Shape(pool.dtype, (*rows, *(dim for dim in rest if dim not in rows)))
 
+    def held(self, pool: Shape, table: Shape | None) -> tuple[int, int]:
+        """The share of the table's entries, as two numbers, that can be pages where no two rows have the same: no more
+        than the pool has, which rows that it numbers have each to themselves. One where there are no pages."""
+        if table is None:
+            return 1, 1
+        entries = math.prod(dim.size for dim in table.dims if dim not in pool.dims)
+        return min(pool.size(str(self.page)), entries), entries
+
     def gathered_type(self, q: TensorType, pool: TensorType, table: TensorType) -> TensorType:
         """The type of `gathered` keys or values on chips; of pages that chips have apart each has what is its own."""
         shape = self.gathered(q.shape, pool.shape, table.shape)

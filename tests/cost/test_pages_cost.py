@@ -10,14 +10,14 @@ from shardwright.cost.kernels.work import Work, work_of
 from shardwright.passes.pipelines import explicit
 from shardwright.prediction.generation import generation_cost
 
-SIZES = "dim X=4 B=16 L=1 M=64 T=1024 P=1024 S=16 K=8 G=4 D=128"
+SIZES = "dim X=4 B=16 L=1 M=64 T=1024 P=1024 P1=256 S=16 K=8 G=4 D=128"
 
 
-def priced(pool: str, table: str, q: str) -> tuple[Work, ...]:
+def priced(pool: str, table: str, q: str, pages: str = "") -> tuple[Work, ...]:
     made = explicit(
         program(
             f"mesh x=4\n{SIZES}\nfunc f(q: {q}, k: {pool}, v: {pool}, table: int32 {table}, pos: int32 B?) -> {q} {{\n"
-            "  return attend[PS, D, causal=L](q, k, v, pos=pos, pages=table)\n}\n"
+            f"  return attend[P{pages}S, D, causal=L](q, k, v, pos=pos, pages=table)\n}}\n"
         )
     )
     return work_of(made, made.func("f"))
@@ -41,6 +41,14 @@ def test_each_row_reads_its_pages(pool: str, table: str, q: str, wanted: float) 
     made = priced(pool, table, q)
     read = sum(work.bytes_read for work in made if work.operation == "attend")
     assert read == pytest.approx(wanted, rel=0.04)  # queries beside them
+
+
+def test_rows_read_no_more_than_the_pool() -> None:
+    """Of tables with more entries than there are pages: that many, in bytes and in products."""
+    pools = [priced(f"X_xP{n}SKD", "X_xBM", "X_xBLKGD", n) for n in ("", "1")]
+    whole, part = (next(work for work in works if work.operation == "attend") for works in pools)
+    assert part.bytes_read == pytest.approx(whole.bytes_read / 4, rel=0.04)
+    assert part.flops == pytest.approx(whole.flops / 4)
 
 
 def test_a_generation_has_more_pages_of_each_row() -> None:
