@@ -79,8 +79,10 @@ def attend_in_blocks(
     def further(carry, part):
         keys, values, t = part
         if pages is not None:
-            table, keys, values = keys, *(read(x, keys, axis) for x, axis in zip((k, v), axes))
+            there, keys, values = held(keys), *(read(x, keys, axis) for x, axis in zip((k, v), axes))
         s = jnp.einsum(specs[0], keys, q, **wide) * scale
+        if pages is not None:
+            s = jnp.where(there, s, -jnp.inf)
         s = softcap * jnp.tanh(s / softcap) if softcap else s
         if last is not None:
             s = jnp.where(t <= jnp.asarray(last)[..., None], s, -jnp.inf)
@@ -88,8 +90,8 @@ def attend_in_blocks(
             s = jnp.where(t > jnp.asarray(last - window)[..., None], s, -jnp.inf)
         if length is not None:
             s = jnp.where(t < jnp.asarray(length)[..., None], s, -jnp.inf)
-        if pages is not None:
-            s = jnp.where(held(table), s, -jnp.inf)
+        if pages is not None and softcap:
+            s = jnp.where(there, s, -jnp.inf)
         greatest = jnp.maximum(jnp.max(lax.stop_gradient(s), -1), jnp.finfo(jnp.float32).min)
         if carry is not None:
             greatest = jnp.maximum(greatest, carry[0])

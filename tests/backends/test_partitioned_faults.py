@@ -285,3 +285,28 @@ def test_parts_that_a_program_picks_by_device_are_not_accused(
     shown = shardwright("explain", path)
     assert (shown.status, shown.err) == (0, "")
     assert "permute" in shown.out
+
+
+PAGED = """mesh x=2 y=2
+dim B=8 L=1 M=6 P=64 S=16 K=4 G=2 D=16
+state {{ keys: {pool}
+        values: {pool} }}
+func step(q: BLK_yGD, new: BLK_yD, at: int32 B, table: int32 BM) -> BLK_yGD {{
+  set keys = update[PS](keys, new, at, pages=table)
+  set values = update[PS](values, new, at, pages=table)
+  return attend[PS, D, {how}](q, keys, values, pos=at, pages=table)
+}}
+"""
+
+
+@pytest.mark.parametrize("how", ["causal=L", "causal=L, softcap=3"])
+@pytest.mark.parametrize("pool", ["P_xSK_yD", "PS_xK_yD"])
+def test_pages_over_chips_are_not_accused(
+    pool: str, how: str, shardwright: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """A chip attends to the pages, or to the slots, that it has; what it lacks counts as hidden, not as a sum."""
+    path = tmp_path / "paged.shard"
+    path.write_text(PAGED.format(pool=pool, how=how))
+    shown = shardwright("explain", path, "--target", "cpu")
+    assert (shown.status, shown.err) == (0, "")
+    assert "result_0_reduced" in shown.out

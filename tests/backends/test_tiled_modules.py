@@ -219,6 +219,31 @@ def test_pieces_written_at_their_own_places_and_added_up() -> None:
     assert told(*written, flat.format("%put"), tanh) == [MISSING]
 
 
+@pytest.mark.parametrize(("kind", "reasons"), [("minimum", 0), ("maximum", 1)])
+def test_ends_of_a_device_s_own_positions(kind: str, reasons: int) -> None:
+    """The least of known positions is known, and is no minimum over devices; the greatest is the next device's row."""
+    rows = ", ".join(str(512 * device) for device in range(8))
+    lines = [
+        f"%g = bf16[4096,256]{{1,0:{T2}}} all-gather(%w), {ALL}, dimensions={{0}}",
+        f"%at = s32[8]{{0:T(128)}} constant({{{rows}}})", "%id = u32[]{:T(128)} partition-id()",
+        "%row = s32[1]{0:T(128)} dynamic-slice(%at, %id), dynamic_slice_sizes={1}",
+        "%own = s32[]{:T(128)} bitcast(%row)", "%first = s32[2]{0:T(128)} broadcast(%own), dimensions={}",
+        "%steps = s32[2]{0:T(128)} constant({0, 512})", "%places = s32[2]{0:T(128)} add(%first, %steps)",
+        "%most = s32[]{:T(128)} constant(2147483647)", "%none = s32[]{:T(128)} constant(0)",
+        "%end = s32[]{:T(128)} reduce(%places, %most), dimensions={0}, to_apply=%ending",
+        "%is = pred[]{:T(512)} compare(%end, %most), direction=LT",
+        "%start = s32[]{:T(128)} select(%is, %end, %none)",
+        f"%h = bf16[512,256]{{1,0:{T2}}} dynamic-slice(%g, %end, %none), dynamic_slice_sizes={{512,256}}",
+        f"%both = bf16[512,256]{{1,0:{T2}}} multiply(%h, %w)",
+        f"ROOT %t = (bf16[512,256]{{1,0:{T2}}}, s32[]{{:T(128)}}) tuple(%both, %start)",
+    ]  # fmt: skip
+    ending = "%ending (a: s32[], b: s32[]) -> s32[] {\n  %a = s32[] parameter(0)\n  %b = s32[] parameter(1)\n"
+    ending += f"  ROOT %m = s32[] {kind}(%a, %b)\n}}\n\nENTRY"
+    text = EIGHT.format(lines="\n".join(f"  {line}" for line in lines)).replace("ENTRY", ending)
+    found = [fault.reason for fault in faults_of(parse(text), {"x": 8}, None)]
+    assert found == ["joins different blocks of dimension 0, along x: split along x and split along x"] * reasons
+
+
 @pytest.mark.parametrize("size", [512, 64, 256])
 @pytest.mark.parametrize("split", [True, False])
 def test_attention_as_a_kernel(split: bool, size: int) -> None:

@@ -185,6 +185,14 @@ def test_pages_are_read_and_written_where_they_lie(target: str, size: int, heads
     assert "attend" in kernels
 
 
+@pytest.mark.parametrize("pool", ["NP_xSH_yD", "NPS_xH_yD"])
+@pytest.mark.parametrize("target", ["tpu-v5e:2x2", "h100:4"])
+def test_pages_over_chips(target: str, pool: str) -> None:
+    """Each chip attends to the pages, or to the slots, that it has; the checker accuses none of it."""
+    text = PAGED.replace("NPSH_yD", pool).replace("B_xLH_yGD", "BLH_yGD")
+    assert explain_program(explicit(program(text)), target).errors == ()
+
+
 def test_gpus_ask_cudnn_when_they_run(tmp_path: Path) -> None:
     """Without a GPU the loop is compiled, and `explain` says so."""
     told = explained("h100:4")

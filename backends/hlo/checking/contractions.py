@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from shardwright.backends.hlo.checking.dimensions import apart, different, hidden_of, joint, together
 from shardwright.backends.hlo.checking.reshaping import reshaped
 from shardwright.backends.hlo.checking.step import CheckedInstruction, told
@@ -18,12 +20,14 @@ from shardwright.backends.hlo.states import (
     extent,
     is_loose,
     new_coordinate,
+    of_number,
     placed,
     whole_digit,
 )
 from shardwright.backends.hlo.tables import Table, decided_by, is_reordered, ranked
 
 _LANES = 128
+_ENDS = {"minimum": np.min, "maximum": np.max}
 
 
 class ContractionStep(CheckedInstruction):
@@ -46,6 +50,9 @@ class ContractionStep(CheckedInstruction):
             state = squeezed
         if not gone:
             return state
+        if state.number is not None and kind in _ENDS:  # of numbers that are known, as of a device's own positions
+            left = [n for at, n in enumerate(state.shape) if at not in gone]
+            return of_number(_ENDS[kind](state.number, axis=tuple(at + 1 for at in gone)), left)
         parts = state.parts()
         elastic = state.elastic or any(is_loose(state.dims[at]) and bool(state.dims[at]) for at in gone)
         tables = self.primes(table for at in gone for _, table in parts[at])
