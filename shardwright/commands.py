@@ -63,6 +63,8 @@ def import_checkpoint(
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
     cache_format: CacheFormat | None = None,
+    page_size: int | None = None,
+    pages: int | None = None,
 ) -> ImportedModel:
     """The program of a Hugging Face checkpoint, a folder with config.json or that file, in a preset layout: its `text`,
     and the `mapping` of its weights for `run` and `export`. Options are as of the command `import`. Raises a
@@ -73,6 +75,7 @@ def import_checkpoint(
     from shardwright.models.config import config_path, read_config
     from shardwright.models.forward import PHASES
     from shardwright.models.importing import import_model
+    from shardwright.models.value_types import Pages
 
     config = read_config(str(checkpoint))
     with located(Source(str(config_path(str(checkpoint))), "")):
@@ -90,6 +93,7 @@ def import_checkpoint(
             experts=experts,
             expert_capacity=expert_capacity,
             cache_format=cache_format,
+            pages=None if page_size is None else Pages(page_size, pages),
         )
 
 

@@ -11,6 +11,7 @@ from shardwright.cli.options import (
     add_experts,
     add_json,
     add_output,
+    add_pages,
     add_sampling,
     add_sizes,
     natural,
@@ -91,6 +92,7 @@ def _add_plan(parser: Parser) -> None:
     add_dtype(parser)
     add("--weights", choices=("int8", "int4", "f8e4m3"), help="quantize the weights while they are loaded")
     add("--cache-format", choices=("int8", "f8e4m3"), help="quantize the cache")
+    add_pages(parser)
     add_choice(parser)
     add_experts(parser, "replicated")
     add("--passes", default="", metavar="'a,b{k=v}'", help="what to do to the program, and to the weights with it")
@@ -341,6 +343,8 @@ def _options(args: argparse.Namespace) -> PlanOptions:
         args.experts,
         args.expert_capacity,
         args.cache_format,
+        args.page_size,
+        args.pages,
         read_passes(args.passes),
         place_of(args),
     )

@@ -10,6 +10,7 @@ from shardwright.cli.options import (
     add_experts,
     add_json,
     add_output,
+    add_pages,
     add_sizes,
     json_needs_output,
     positive,
@@ -26,7 +27,7 @@ BATCH, LENGTH = 4, 32
 
 def add_parser(subparsers: Subparsers) -> None:
     """CHECKPOINT --mesh --layout NAME -o OUT.shard [--batch B] [--length L] [--attention OVER] [--cache T
-    [--prefill-layout NAME] [--phase prefill|decode]] [--dtype] [--dim] [--json]."""
+    [--prefill-layout NAME] [--phase prefill|decode] [--page-size S [--pages P]]] [--dtype] [--dim] [--json]."""
     parser = subparsers.add_parser(
         "import",
         description="Write the forward pass of a Hugging Face checkpoint as a program with the given layout, or with "
@@ -58,6 +59,7 @@ def add_parser(subparsers: Subparsers) -> None:
         choices=("int8", "f8e4m3"),
         help="with --cache, quantize keys and values in it, a scale for each row",
     )
+    add_pages(parser)
     add_experts(parser, "replicated")
     add_sizes(parser)
     add_output(parser, "OUT.shard")
@@ -79,7 +81,7 @@ def _only_batch_and_length(args: argparse.Namespace) -> str | None:
 
 
 def _phases_need_a_cache(args: argparse.Namespace) -> str | None:
-    options = ("prefill_layout", "phase", "cache_format")
+    options = ("prefill_layout", "phase", "cache_format", "page_size")
     given = next((f"--{name.replace('_', '-')}" for name in options if getattr(args, name)), None)
     return f"{given} needs --cache T" if given and args.cache is None else None
 
@@ -107,6 +109,8 @@ def execute(args: argparse.Namespace) -> int:
         experts=args.experts,
         expert_capacity=args.expert_capacity,
         cache_format=args.cache_format,
+        page_size=args.page_size,
+        pages=args.pages,
     )
     write_output(args.output, imported.text)
     if args.output in {None, "-"}:

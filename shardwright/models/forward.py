@@ -14,7 +14,7 @@ from shardwright.models.header import header
 from shardwright.models.layers import Layer, number, of_layers
 from shardwright.models.layouts import AttentionOver, Preset, PresetLayout, fit_layouts
 from shardwright.models.token_groups import ExpertsForm, TokenGroups, groups_of
-from shardwright.models.value_types import PROMPTS, SEQUENCES, CacheFormat, SequenceRows, ValueTypes
+from shardwright.models.value_types import PROMPTS, SEQUENCES, CacheFormat, Pages, SequenceRows, ValueTypes
 from shardwright.models.weights import model_weights
 
 PHASES = ("prefill", "decode")
@@ -34,7 +34,8 @@ class ProgramRequest:
     means heads.
     `prompts` is the number of rows of prefill, where it has rows and a cache of its own. `experts` says how tokens and
     experts come together, and `expert_capacity` bounds an expert's slots where tokens are sent to them (`TokenGroups`).
-    `decomposed` writes attention as products and a softmax. `cache_format` is what the cache is quantized to.
+    `decomposed` writes attention as products and a softmax. `cache_format` is what the cache is quantized to; `pages`
+    are those of a cache whose rows have pages of a pool (`Pages`).
     """
 
     layout: str | Preset
@@ -51,6 +52,7 @@ class ProgramRequest:
     expert_capacity: float | None = None
     decomposed: bool = False
     cache_format: CacheFormat | None = None
+    pages: Pages | None = None
 
 
 def model_program(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout]:
@@ -72,6 +74,8 @@ def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout
     then is about. `func adopt(source: int32, row: int32) -> int32 B` copies row `source` of that cache to `row` of
     decode's, and `func adopted_logits(source: int32 B, logits: f32 B1V) -> f32 BV` rows of the logits.
 
+    With `pages`, prefill, score and decode take `pages: int32 BT1` beside the rest, the pages of each row.
+
     Weights, residual stream, cache and logits have the types that the layout demands, activations and weights inside
     a layer where it gathers weights; others are left to the compiler. Scores and logits are f32, all else is `dtype`.
     Raises where there is no such layout, or two that store weights differently.
@@ -81,7 +85,10 @@ def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout
     if request.prompts is not None:
         sizes[PROMPTS.dim] = request.prompts
     numbers = {name: size for name, size in sizes.items() if isinstance(size, int)}
-    cached = cache is not None
+    cached, pages = cache is not None, request.pages
+    if cache is not None and pages is not None:
+        sizes = _with_pages(sizes, pages.sizes(cache, SEQUENCES.dim))
+        numbers["T"] = pages.size
     functions = {"forward": request.layout}
     if cached:
         # Decode comes first: its preset stores the weights.
@@ -107,15 +114,28 @@ def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout
     weights = {weight.name: weight for weight in model_weights(model)}
     types = {
         name: ValueTypes(
-            model, layout, mesh, request.dtype, rows[name], groups.get(name), request.cache_format, request.experts
+            model,
+            layout,
+            mesh,
+            request.dtype,
+            rows[name],
+            groups.get(name),
+            request.cache_format,
+            request.experts,
+            paged=pages is not None,
         )
         for name, layout in zip(functions, fitted, strict=True)
     }
-    lines = [*header(model, [(name, own.layout) for name, own in types.items()], mesh, cached=cached), ""]
+    lines = [
+        *header(
+            model, [(name, own.layout) for name, own in types.items()], mesh, cached=cached, paged=pages is not None
+        ),
+        "",
+    ]
     if len(mesh):
         lines.append(f"mesh {mesh}")
     orders: dict[str, tuple[str, ...]] = {"X": fitted[0].experts or ()}
-    if cache is not None and (over := (fitted[0].attention or {}).get("T")):
+    if cache is not None and pages is None and (over := (fitted[0].attention or {}).get("T")):
         # Neighbours lie on different chips, so that however full the cache is, each chip has as much to attend.
         orders["T"] = (str(cache // mesh.product(over)), *over)
     for own, layout in zip(groups.values(), fitted, strict=False):
@@ -145,6 +165,14 @@ def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout
         filling = next(own for own in types.values() if own.rows is PROMPTS)
         lines += ["", *adopt(filling, types["decode"])]
     return "\n".join(lines) + "\n", fitted[0]
+
+
+def _with_pages(sizes: Mapping[str, int | str], paged: Mapping[str, int | str]) -> dict[str, int | str]:
+    """The dimensions with those of pages where T stands."""
+    made: dict[str, int | str] = {}
+    for name, size in sizes.items():
+        made |= paged if name == "T" else {name: size}
+    return made
 
 
 def _sized(dim: str, size: int | str, order: Sequence[str]) -> str:
@@ -207,19 +235,20 @@ class _Function:
         """Logits after the last token of each sequence; keys and values go to the cache."""
         last, rows = self.types.last_logits, self.types.rows
         batch, pos = rows.dim, rows.position
+        table = f", pages: int32 {batch}T1" if self.types.paged else ""
         following, results = f"{pos} + length", last
         if self.name == "decode":
             comment = ["# Appends one token of each row to the cache."]
-            parameters, following = f"[{self.overrides()}](ids: int32 {batch}L)", f"{pos} + 1"
+            parameters, following = f"[{self.overrides()}](ids: int32 {batch}L{table})", f"{pos} + 1"
         elif self.name == "prefill":
             comment = [
                 "# Appends the first `length` tokens of each row to the cache; the rest of a row is padding, which",
                 "# nothing sees, and which the next call overwrites. A row of length 0 is left as it is.",
             ]
-            parameters = f"(ids: int32 {batch}L, length: int32 {batch})"
+            parameters = f"(ids: int32 {batch}L, length: int32 {batch}{table})"
         else:
             comment = ["# As prefill; also the log-probability of each target."]
-            parameters = f"(ids: int32 {batch}L, length: int32 {batch}, target: int32 {batch}L)"
+            parameters = f"(ids: int32 {batch}L, length: int32 {batch}, target: int32 {batch}L{table})"
             results = f"({last}, f32 {batch}L)"
         return [
             *comment,

@@ -11,10 +11,13 @@ from shardwright.models.layers import capital
 from shardwright.models.layouts import PresetLayout, Role
 
 
-def header(model: Model, layouts: Sequence[tuple[str, PresetLayout]], mesh: Mesh, *, cached: bool) -> list[str]:
+def header(
+    model: Model, layouts: Sequence[tuple[str, PresetLayout]], mesh: Mesh, *, cached: bool, paged: bool = False
+) -> list[str]:
     """Comment lines. `layouts` are those of the functions, by their names, the one that stores the weights first."""
     stored = layouts[0][1]
     whole = "the whole forward pass" if not cached else f"{_listed([name for name, _ in layouts])} with a KV cache"
+    whole += " of pages" if paged else ""
     if stored.open:
         names = ["Layouts are left open, but that of the logits: `shardwright search` finds them, or `place`."]
     elif len({layout.name for _, layout in layouts}) == 1:
@@ -29,6 +32,7 @@ def header(model: Model, layouts: Sequence[tuple[str, PresetLayout]], mesh: Mesh
         _letters(
             model,
             cached=cached,
+            paged=paged,
             prompts=any("B1" in (layout.attention or {}) for _, layout in layouts),
             groups=sorted({dim[0] for _, layout in layouts for dim in layout.groups if dim[0] in "JO"}),
         ),
@@ -130,12 +134,13 @@ def _whole_keys(model: Model, layout: PresetLayout, mesh: Mesh) -> list[str]:
     return [f"wk and wv, of {heads}, are not split over {' '.join(left)}, which split the queries' heads"]
 
 
-def _letters(model: Model, *, cached: bool, prompts: bool, groups: Sequence[str]) -> str:
+def _letters(model: Model, *, cached: bool, paged: bool, prompts: bool, groups: Sequence[str]) -> str:
     grouped, latent = model.attention.query_dims == ("K", "G"), model.attention.latent
     experts, opening = model.feedforward.experts, "" if len(model.stacks) == 1 else ", N1 opening layers, F1 of theirs"
     pieces = [
         "B batch" + (", B1 batch of prefill" if prompts else "") + ", L positions of the queries",
         "T of the cache" if cached else "T of the keys",
+        "T1 pages of a row with T2 slots each, T3 pages in all" if paged else "",
         f"N layers, E embedding, F feedforward{opening}, V vocabulary",
         "W width of the embedding tables" if model.embedding_size is not None else "",
         "X experts, A of them for each token" if experts is not None else "",

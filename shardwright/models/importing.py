@@ -17,7 +17,7 @@ from shardwright.models.forward import PHASES, ProgramRequest, formatted, model_
 from shardwright.models.layouts import AttentionOver, Axes, Preset, Role
 from shardwright.models.token_groups import ExpertsForm, no_experts
 from shardwright.models.tp_plan import read_plan
-from shardwright.models.value_types import CacheFormat
+from shardwright.models.value_types import CacheFormat, Pages
 from shardwright.models.weight_map import WeightMap, weight_map
 
 DTYPES = (DType.F32, DType.BF16, DType.F16)
@@ -55,6 +55,7 @@ def import_model(
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
     cache_format: CacheFormat | None = None,
+    pages: Pages | None = None,
 ) -> ImportedModel:
     """The model of a config.json, for `batch` sequences of `length` tokens, under the preset `layout`, or as the JSON
     file of that name says, a tensor-parallel plan of `transformers` (`models.tp_plan`).
@@ -74,7 +75,8 @@ def import_model(
     by grouped products, and with `experts="all-to-all"` tokens are sent to these. An expert then has room for all
     tokens, or with `expert_capacity` for so many times its even share of them, and those beyond are dropped
     (`models.token_groups`). `cache_format` is what keys and values are quantized to in the cache, with a scale for each
-    row of D.
+    row of D. With `pages` rows have pages of a pool in place of T positions each, and the three functions take
+    `pages: int32 BT1`, those of each row (`models.value_types.Pages`).
 
     `attention` is over `"head"`, `"batch"` or `"positions"`; without a cache None leaves it to the compiler. Weights
     and activations are `dtype`, by default the checkpoint's own. Raises a `DiagnosticError` where the config is at
@@ -108,12 +110,31 @@ def import_model(
             NOWHERE,
             "split q_proj, k_proj, v_proj and o_proj, or leave out --cache",
         )
+    if pages is not None:
+        _check_pages(attention, prompts)
     request = ProgramRequest(
         chosen, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts, experts, expert_capacity,
-        cache_format=cache_format,
+        cache_format=cache_format, pages=pages,
     )  # fmt: skip
     text, fitted = model_text(model, request)
     return ImportedModel(model, text, weight_map(model), fitted.dropped)
+
+
+def _check_pages(attention: AttentionOver | None, prompts: int | None) -> None:
+    if attention == "batch":
+        raise fault(
+            "no-pages",
+            "attention over batch keeps each row's keys and values on chips of its own, and pages belong to no row",
+            NOWHERE,
+            "split attention over heads or positions, or leave out --page-size",
+        )
+    if prompts is not None:
+        raise fault(
+            "no-pages",
+            "rows of prefill's own have a cache of their own, and pages lie in one pool",
+            NOWHERE,
+            "leave out --prefill-batch, or --page-size",
+        )
 
 
 def checkpoint_dtype(config: Config) -> DType:

@@ -200,7 +200,7 @@ class Layer:
             f"    k_plain = {self.projected('latents', 'w_uk')}",
             f"    values = {self.projected('latents', 'w_uv')}",
             f"    k_shared = rename[D -> D1](take[D {width}:{attention.head_dim}]({kept}))",
-            f"    k_each: {self.types.hole([self.types.rows.dim, 'T', 'H', 'D1'])} = k_shared + full[H, {dtype}](0.0)",
+            f"    k_each: {self.types.hole([*self.types.cached_rows, 'H', 'D1'])} = k_shared + full[H, {dtype}](0.0)",
             "    keys = concat[D1](k_plain, k_each)",
             f"    {named('q', self.types.queries('D1'))} = concat[D1](q_plain, rename[D2 -> D1](q_turned))",
             *self.attended("keys", "values", "D1", "D3"),
@@ -233,7 +233,8 @@ class Layer:
             scale = "" if factor == 1.0 else f", scale={number(factor)}"
             scale += f", softcap={number(attention.softcap)}" if attention.softcap else ""
             given = (f", pos={rows.position}" if self.cached else "") + (", window=windows" if differ else "")
-            return [f"    {result} = attend[T, {over}, causal=L{window}{scale}](q, {keys}, {values}{given})"]
+            kept = f"{keys}, {values}{given}{types.by_pages}"
+            return [f"    {result} = attend[{types.positions}, {over}, causal=L{window}{scale}](q, {kept})"]
         lines = [f"    s: f32 {rows.dim}L{''.join(attention.query_dims)}T? = q @[{over}] {keys}"]
         scaled = "s" if factor == 1.0 else f"s * {number(factor)}"
         if attention.softcap:
@@ -254,9 +255,10 @@ class Layer:
     def appended(self, cache: str, name: str) -> list[str]:
         """New keys or values written to their cache: in 8 bits as multiples of a step, the largest of a row over the
         largest of the format."""
-        new, pos = f"{name}_new", self.types.rows.position
+        new = f"{name}_new"
+        over, at = f"update[{self.types.positions}]", f"{self.types.rows.position}{self.types.by_pages}"
         if self.types.cache_format is None:
-            return [f"    set {cache} = update[T]({cache}, {new}, {pos})"]
+            return [f"    set {cache} = {over}({cache}, {new}, {at})"]
         kept, steps = DType(self.types.cache_format), f"{name}_steps"
         nearest = f"round({steps})" if kept.is_integer else steps  # conversions to integers cut off
         exact = new if self.types.dtype is DType.F32 else f"convert[f32]({new})"
@@ -264,8 +266,8 @@ class Layer:
             f"    {name}_exact = {exact}",
             f"    {name}_step = maximum(max[D](abs({name}_exact)), 1e-20) / {kept.positive_range[1]:.1f}",
             f"    {steps} = {name}_exact / {name}_step",
-            f"    set {cache} = update[T]({cache}, convert[{kept}]({nearest}), {pos})",
-            f"    set {cache}_scale = update[T]({cache}_scale, {name}_step, {pos})",
+            f"    set {cache} = {over}({cache}, convert[{kept}]({nearest}), {at})",
+            f"    set {cache}_scale = {over}({cache}_scale, {name}_step, {at})",
         ]
 
     def kept(self, cache: str) -> str:

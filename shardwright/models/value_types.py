@@ -35,6 +35,23 @@ PROMPTS = SequenceRows("B1", "k1", "v1", "pos1")
 
 
 @dataclass(frozen=True)
+class Pages:
+    """A cache of pages: `size` positions of each, and how many there are, as many as all rows need where None.
+
+    Keys and values have pages T3 and slots T2 of a page in place of rows and positions; which pages a row has is said
+    by the parameter `pages: int32 BT1`, in the order of its positions.
+    """
+
+    size: int
+    number: int | None = None
+
+    def sizes(self, cache: int, rows: str) -> dict[str, int | str]:
+        """The dimensions, of `cache` positions for each row at most."""
+        per_row = -(-cache // self.size)
+        return {"T": "T1*T2", "T1": per_row, "T2": self.size, "T3": self.number or f"{rows}*T1"}
+
+
+@dataclass(frozen=True)
 class ValueTypes:
     """Texts of types. `dtype` is that of weights and activations; scores and logits are f32."""
 
@@ -46,6 +63,7 @@ class ValueTypes:
     groups: TokenGroups | None = None
     cache_format: CacheFormat | None = None
     experts: ExpertsForm = "replicated"
+    paged: bool = False
 
     def text(self, dtype: DType, dims: Sequence[str], axes: Mapping[str, Sequence[str]]) -> str:
         """The type with these dimensions, split over these axes."""
@@ -149,6 +167,21 @@ class ValueTypes:
             return None
         return self.text(self.dtype, [self.rows.dim, position, *heads, "D"], self.layout.attention)
 
+    @property
+    def positions(self) -> str:
+        """The dimensions of positions in the cache, as `attend` and `update` name them."""
+        return "T3T2" if self.paged else "T"
+
+    @property
+    def cached_rows(self) -> tuple[str, ...]:
+        """The dimensions of rows and positions in the cache."""
+        return ("T3", "T2") if self.paged else (self.rows.dim, "T")
+
+    @property
+    def by_pages(self) -> str:
+        """The operand by which `attend` and `update` are told the pages of each row, where there are pages."""
+        return ", pages=pages" if self.paged else ""
+
     def caches(self, stack: Stack) -> tuple[str, ...]:
         """The keys of a stack's layers and their values, by name; latent vectors are both."""
         rows, latent = self.rows, self.model.attention.latent
@@ -166,7 +199,10 @@ class ValueTypes:
             kept |= {f"{name}_scale": (DType.F32, list[str]()) for name in kept}
         made: dict[str, str] = {}
         for name, (dtype, last) in kept.items():
-            dims = [stack.dim, self.rows.dim, "T", *self.model.attention.key_dims, *last]
+            dims = [stack.dim, *self.cached_rows, *self.model.attention.key_dims, *last]
             over = self.layout.attention
+            if over is not None and self.paged:
+                # Each chip has some slots of all pages: of whole pages it would have to look for its own in every row.
+                over = {"T2" if dim == "T" else dim: axes for dim, axes in over.items()}
             made[name] = self.hole(dims, dtype) if over is None else self.chosen(dtype, dims, over)
         return made

@@ -15,6 +15,7 @@ import pytest
 import shardwright
 from shardwright.ir.mesh import Mesh
 from shardwright.models.config import read_config
+from shardwright.models.value_types import Pages
 from shardwright.serving.generation.engine import Completion, Engine
 from shardwright.serving.generation.loading import load_engine
 from shardwright.serving.generation.plan import GenerationPlan
@@ -57,6 +58,19 @@ def over_positions(folder: Path) -> Engine:
     return engine_of(folder, GenerationPlan(Mesh.of(x=2, y=2), 3, 4, 28, "ws2d", "wg-xy", "positions", prefill_batch=2))
 
 
+@pytest.fixture(scope="module")
+def in_pages(folder: Path) -> Engine:
+    """Four rows and pages for two or three of the texts."""
+    plan = GenerationPlan(Mesh.of(x=2, y=2), 4, 5, 28, "ws2d", "wg-xy", pages=Pages(4, 15), scores=True)
+    return engine_of(folder, plan)
+
+
+@pytest.fixture(scope="module")
+def in_split_pages(folder: Path) -> Engine:
+    """Heads of keys over one axis, slots of each page over the other."""
+    return engine_of(folder, GenerationPlan(Mesh.of(x=2, y=2), 3, 4, 28, attention="positions", pages=Pages(4)))
+
+
 def run(engine: Engine, settings: GenerationSettings, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[Completion]:
     done = engine.run(make_prompts(prompts, 96, None), settings)
     return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))
@@ -89,7 +103,7 @@ def generated(model: Any, prompt: Sequence[int], **options: Any) -> tuple[int, .
     return tuple(made[0, len(prompt) :].tolist())
 
 
-@pytest.mark.parametrize("name", ["adopting", "in_place", "over_positions"])
+@pytest.mark.parametrize("name", ["adopting", "in_place", "over_positions", "in_pages", "in_split_pages"])
 def test_greedy(name: str, theirs: Any, request: pytest.FixtureRequest) -> None:
     done = run(request.getfixturevalue(name), GenerationSettings(STEPS))
     assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=None) for prompt in PROMPTS]
@@ -104,10 +118,10 @@ def test_stop_tokens(in_place: Engine, theirs: Any) -> None:
     assert len(done[0].new_tokens) <= 4
 
 
-def test_log_probabilities(adopting: Engine, in_place: Engine, theirs: Any) -> None:
+def test_log_probabilities(adopting: Engine, in_place: Engine, in_pages: Engine, theirs: Any) -> None:
     import torch
 
-    for engine in (adopting, in_place):
+    for engine in (adopting, in_place, in_pages):
         for completion, prompt in zip(run(engine, GenerationSettings(4, logprobs=True)), PROMPTS, strict=True):
             tokens = [*prompt, *completion.new_tokens]
             with torch.no_grad():
@@ -120,12 +134,15 @@ def test_log_probabilities(adopting: Engine, in_place: Engine, theirs: Any) -> N
             assert np.abs(np.array(found) - wanted).max() < 1e-4
 
 
-def test_a_shared_prefix_changes_nothing(adopting: Engine, in_place: Engine) -> None:
+def test_a_shared_prefix_changes_nothing(adopting: Engine, in_place: Engine, in_pages: Engine) -> None:
     prompts = [[*PROMPTS[4], token] for token in range(40, 46)]
-    found, wanted = (run(engine, GenerationSettings(6, logprobs=True), prompts) for engine in (adopting, in_place))
-    for ours, alone in zip(found, wanted, strict=True):
-        assert ours.new_tokens == alone.new_tokens
-        assert ours.prompt_logprobs == pytest.approx(alone.prompt_logprobs, abs=1e-4)
+    wanted, *others = (
+        run(engine, GenerationSettings(6, logprobs=True), prompts) for engine in (in_place, adopting, in_pages)
+    )
+    for found in others:
+        for ours, alone in zip(found, wanted, strict=True):
+            assert ours.new_tokens == alone.new_tokens
+            assert ours.prompt_logprobs == pytest.approx(alone.prompt_logprobs, abs=1e-4)
 
 
 def test_samples_are_the_same_on_any_mesh_and_in_any_rows(adopting: Engine, in_place: Engine) -> None:

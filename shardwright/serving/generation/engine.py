@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardwright.serving.generation.bad_logits import check_scores, check_token
+from shardwright.serving.generation.page_table import PageTable, pool_sizes
 from shardwright.serving.generation.prefix import shared_prefix
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.generation.settings import GenerationSettings
@@ -80,8 +81,9 @@ class Engine:
 
     Decode has B rows. Prompts are read by prefill, a chunk of each row at a time, in the rows that are free, or, where
     prefill has rows of its own, there: once for all samples of a prompt, whose rows then adopt its cache. A prefix that
-    all prompts share is read once. When a text ends, its row goes to the next. What comes out for a prompt depends
-    on none of this.
+    all prompts share is read once. When a text ends, its row goes to the next. Where keys and values lie in pages of a
+    pool, a row has those that its text needs, a shared prefix lies in pages of its own, once, and texts wait where too
+    few are free. What comes out for a prompt depends on none of this.
     """
 
     def __init__(self, session: Session, devices: Devices) -> None:
@@ -95,6 +97,7 @@ class Engine:
         self.prefill_rows: int = rows
         self.rows: int = program.func("decode").params[0].type.dims[0].size
         self.adopts = "adopt" in names
+        self.pool = pool_sizes(program)
         self.vocab: int = program.func("decode").results[0].shape.size("V")
 
     def run(
@@ -135,12 +138,17 @@ class _Run:
         self.held: dict[int, _Held] = {}
         self.scores: dict[int, list[float]] = {}
         self.prefix_scores: list[float] = []
+        self.pages = None if engine.pool is None else PageTable(engine.pool)
         self.prefix = shared_prefix([p.tokens for p in prompts], engine.prefill_rows, engine.chunk)
+        if self.prefix and self.pages is not None:
+            self.prefix = self.pages.share(self.prefix)
         if self.prefix:
-            rows = range(engine.prefill_rows)
+            rows = range(engine.prefill_rows if self.pages is None else 1)
             for _ in self.read(dict.fromkeys(rows, prompts[0]), 0, self.prefix):
                 pass
             self.prefix_scores = self.scores.get(0, [])
+            if self.pages is not None:
+                self.pages.take_back(0)
 
     # ------------------------------------------------------------ the loop
 
@@ -154,15 +162,26 @@ class _Run:
         return [row for row, text in enumerate(self.texts) if text is None]
 
     def fill(self) -> Iterator[Completion]:
-        """Reads prompts into free rows, if there are enough of them to be worth a call of prefill."""
+        """Reads prompts into free rows, if there are enough of them, and of pages, to be worth a call of prefill."""
         fill = self.fill_by_adoption if self.engine.adopts else self.fill_in_place
         together = min(self.engine.prefill_rows, self.engine.rows)
         while self.waiting:
             least = 1 if self.held else min(max(1, together // 4), len(self.waiting))
             free = self.free()
+            if self.pages is not None:
+                free = free[: self.pages.fitting([self.positions(prompt) for prompt, _ in self.waiting])]
+                least = least if any(self.texts) else 1
             if len(free) < least:
                 break
             yield from fill(free)
+
+    def positions(self, prompt: Prompt) -> int:
+        """So many positions of the cache may the text of a prompt take: its last token needs none."""
+        return len(prompt.tokens) + max(0, self.settings.max_new_tokens - 1)
+
+    def table(self) -> dict[str, Any]:
+        """The argument that says which pages rows have, where there are pages."""
+        return {} if self.pages is None else {"pages": self.pages.array}
 
     def step(self) -> Iterator[Completion]:
         """One token more of every text."""
@@ -170,7 +189,7 @@ class _Run:
         for row, text in enumerate(self.texts):
             if text is not None:
                 ids[row, 0] = text.new[-1]
-        (logits,) = self.session.run("decode", {"ids": ids})
+        (logits,) = self.session.run("decode", {"ids": ids, **self.table()})
         yield from self.choose(logits, [row for row, text in enumerate(self.texts) if text is not None])
 
     # ------------------------------------------------------------ reading prompts
@@ -178,6 +197,9 @@ class _Run:
     def fill_in_place(self, free: Sequence[int]) -> Iterator[Completion]:
         """Reads prompts in rows of decode, which prefill shares; every sample reads its own."""
         given = dict(zip(free, [self.waiting.popleft() for _ in free if self.waiting], strict=False))
+        if self.pages is not None:
+            for row, (prompt, _) in given.items():
+                self.pages.give(row, self.positions(prompt))
         for read in self.read({row: prompt for row, (prompt, _) in given.items()}, self.prefix):
             for row in read.rows:
                 self.start(row, *given[row], self.scores.get(row, []))
@@ -242,13 +264,13 @@ class _Run:
             if engine.scores_prompts:
                 logits = self.scored(prompts, ids, length, target, at)
             else:
-                (logits,) = self.session.run("prefill", {"ids": ids, "length": length})
+                (logits,) = self.session.run("prefill", {"ids": ids, "length": length, **self.table()})
             yield _Read(tuple(row for row, end in ends.items() if at < end <= at + engine.chunk), logits)
 
     def scored(self, prompts: Mapping[int, Prompt], ids: IntArray, length: IntArray, target: IntArray, at: int) -> Any:
         from shardwright.backends.jax.session import fetch
 
-        logits, given = self.session.run("score", {"ids": ids, "length": length, "target": target})
+        logits, given = self.session.run("score", {"ids": ids, "length": length, "target": target, **self.table()})
         scores = fetch(given)
         for row, prompt in prompts.items():
             n = max(0, min(int(length[row]), len(prompt.tokens) - 1 - at))
@@ -283,6 +305,8 @@ class _Run:
         for row, text in texts.items():
             if len(text.new) == settings.max_new_tokens or text.new[-1] in settings.stop_tokens:
                 self.texts[row] = None
+                if self.pages is not None:
+                    self.pages.take_back(row)
                 yield self.completion(text)
 
     def sampled(self, logits: Any) -> IntArray:

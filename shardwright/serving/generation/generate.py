@@ -38,6 +38,8 @@ def generate(
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
     cache_format: CacheFormat | None = None,
+    page_size: int | None = None,
+    pages: int | None = None,
     chip: str = "",
     objective: str = "time",
     calls: Mapping[str, float] | None = None,
@@ -81,6 +83,8 @@ def generate(
         experts,
         expert_capacity,
         cache_format,
+        page_size,
+        pages,
         read_passes(passes),
         Place.of(objective, chip, calls),
     )

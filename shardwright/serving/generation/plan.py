@@ -12,7 +12,7 @@ from shardwright.ir.types import DType
 from shardwright.ir.verification.verifier import Level
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
-from shardwright.models.value_types import CacheFormat
+from shardwright.models.value_types import CacheFormat, Pages
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, passes_for_weights
@@ -26,11 +26,11 @@ class GenerationPlan:
 
     A layout is a preset's name or the path of a `.shard` file with the functions of generation. Decode continues
     `batch` texts at a time; prefill reads `chunk` tokens of each of as many, or, with `prefill_batch`, in rows of its
-    own. `cache` is how many tokens of a text there is room for. `dtype` None is the checkpoint's own; `weights` the
-    format to which they are quantized, `cache_format` that of the cache, `passes` what else is done to the program.
-    `scores` asks for log-probabilities of given tokens too, `sampled` for drawing of tokens beside taking the most
-    probable. `experts` and `expert_capacity` are those of `import_model`. `place` chooses the layouts that are left
-    open.
+    own. `cache` is how many tokens of a text there is room for, in `pages` of a pool where there are any. `dtype` None
+    is the checkpoint's own; `weights` the format to which they are quantized, `cache_format` that of the cache,
+    `passes` what else is done to the program. `scores` asks for log-probabilities of given tokens too, `sampled` for
+    drawing of tokens beside taking the most probable. `experts` and `expert_capacity` are those of `import_model`.
+    `place` chooses the layouts that are left open.
     """
 
     mesh: Mesh
@@ -48,6 +48,7 @@ class GenerationPlan:
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
     cache_format: CacheFormat | None = None
+    pages: Pages | None = None
     passes: tuple[Pass, ...] = ()
     place: Place = field(default_factory=Place)
 

@@ -16,10 +16,11 @@ from shardwright.ir.verification.verifier import Level
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm, check_capacity
-from shardwright.models.value_types import CacheFormat
+from shardwright.models.value_types import CacheFormat, Pages
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import parse_pipeline
+from shardwright.serving.generation.page_table import cache_sizes, pool_sizes
 from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.generation.settings import GenerationSettings
@@ -46,11 +47,13 @@ class PlanOptions:
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
     cache_format: CacheFormat | None = None
+    page_size: int | None = None
+    pages: int | None = None
     passes: tuple[Pass, ...] = ()
     place: Place = field(default_factory=Place)
 
     def __post_init__(self) -> None:
-        for name in ("batch", "prefill_batch", "chunk", "cache"):
+        for name in ("batch", "prefill_batch", "chunk", "cache", "page_size", "pages"):
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise fault("bad-setting", f"{name} is {size}, not 1 or more", NOWHERE)
@@ -106,8 +109,12 @@ def _made(
             cache = min(-(-cache // mesh.n_chips) * mesh.n_chips, model.longest)
     texts = len(prompts) * settings.samples
     batch = options.batch or given.batch or _even(min(texts, BATCH), mesh, options)
+    pages = given.pages if options.page_size is None else Pages(options.page_size, options.pages)
+    if pages is not None and pages.number is not None:
+        for prompt in prompts:
+            check_room(prompt, settings.max_new_tokens, pages.number * pages.size, "the pages have")
     own = options.prefill_batch
-    if own is None and given.mesh is None and settings.samples > 1:
+    if own is None and given.mesh is None and settings.samples > 1 and pages is None:
         own = max(1, min(len(prompts), batch // settings.samples))
     return GenerationPlan(
         mesh,
@@ -125,6 +132,7 @@ def _made(
         options.experts,
         options.expert_capacity,
         options.cache_format,
+        pages,
         options.passes,
         options.place,
     )
@@ -186,13 +194,14 @@ class _Given:
     batch: int | None = None
     chunk: int | None = None
     cache: int | None = None
+    pages: Pages | None = None
 
 
 def _of_files(options: PlanOptions) -> _Given:
     files = [layout for layout in (options.decode_layout, options.prefill_layout) if layout and is_file(layout)]
     if not files:
         return _Given()
-    of_presets = ["attention", "prefill_batch", "dtype", "cache_format"]
+    of_presets = ["attention", "prefill_batch", "dtype", "cache_format", "page_size", "pages"]
     if is_file(options.decode_layout) and (options.prefill_layout is None or is_file(options.prefill_layout)):
         of_presets += ["experts", "expert_capacity"]
     for name in of_presets:
@@ -205,9 +214,15 @@ def _of_files(options: PlanOptions) -> _Given:
             )
     source = read_source(files[0])
     with located(source):
-        program = elaborate(parse(source))
+        module = parse(source)
+        program = elaborate(module)
+        given = {name: size for name, size in (("B", options.batch), ("L", options.chunk)) if size is not None}
+        pool = pool_sizes(program) if any(func.name == "decode" for func in program.funcs) else None
+        if pool is not None:
+            given |= {} if options.cache is None else cache_sizes(program, options.cache)
+            pool = pool_sizes(elaborate(module, None, given))
         sizes: Mapping[str, int] = program.sizes()
-        for name in "BLT":
+        for name in "BLT" if pool is None else "BL":
             if name not in sizes:
                 raise fault(
                     "no-dimension",
@@ -215,4 +230,6 @@ def _of_files(options: PlanOptions) -> _Given:
                     NOWHERE,
                     "shardwright import CHECKPOINT --cache T -o FILE writes such a program",
                 )
-    return _Given(program.mesh, sizes["B"], sizes["L"], sizes["T"])
+    if pool is None:
+        return _Given(program.mesh, sizes["B"], sizes["L"], sizes["T"])
+    return _Given(program.mesh, sizes["B"], sizes["L"], pool.per_row * pool.page, Pages(pool.page, pool.pages))

@@ -27,6 +27,7 @@ from shardwright.models.weight_map import WeightMap, check_map, weight_map
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import PassRecord, options_from, run_passes
 from shardwright.passes.transformations.packed_weights import PackedWeights, Packing
+from shardwright.serving.generation.page_table import cache_sizes
 from shardwright.serving.generation.plan import GenerationPlan, is_file
 from shardwright.serving.generation.sampling import sampling_functions
 
@@ -115,6 +116,7 @@ def _of_presets(config: Mapping[str, Any], plan: GenerationPlan) -> Program:
         experts=plan.experts,
         expert_capacity=plan.expert_capacity,
         cache_format=plan.cache_format,
+        pages=plan.pages,
     )
     return _with_choosing(Source("<model>", imported.unformatted), None, None)
 
@@ -143,8 +145,10 @@ def _source(path: str) -> Source:
 def _of_file(source: Source, plan: GenerationPlan) -> Program:
     with located(source):
         mesh = dict(plan.mesh)
-        sizes = {"B": plan.batch, "L": plan.chunk, "T": plan.cache}
-        _check(elaborate(parse(source), mesh, sizes), plan)
+        module = parse(source)
+        declared = elaborate(module, mesh)
+        _check(declared, plan)
+        sizes = {"B": plan.batch, "L": plan.chunk} | cache_sizes(declared, plan.cache)
         program = _with_choosing(source, mesh, sizes)
         # Where values lie is for `offload`; without its pass, everything is computed where it lies, on the devices.
         moves = any(isinstance(applied, Offload) for applied in plan.passes)
@@ -163,7 +167,8 @@ class _Signature:
     def fits(self, func: Func) -> bool:
         found = {value.name: (value.type.dtype, len(value.type.dims)) for value in func.params}
         results = [(kind.dtype, len(kind.dims)) for kind in func.results]
-        return found == self.params and bool(results) and results[0] == self.result
+        table = {"pages": (DType.INT32, 2)} if "pages" in found and "ids" in found else {}
+        return found == {**self.params, **table} and bool(results) and results[0] == self.result
 
 
 _LOGITS = (DType.F32, 2)
