@@ -174,6 +174,17 @@ def phases(program: Program) -> tuple[Func, Func]:
     return program.func("prefill"), program.func("decode")
 
 
+def check_no_pages(program: Program) -> None:
+    """Raises where keys and values lie in pages of a pool: offloading keeps positions of each row."""
+    for func in program.funcs:
+        for statement, _ in func.walk():
+            if isinstance(statement, Let) and isinstance(statement.operation, Update) and statement.operation.page:
+                raise fault(
+                    "no-pages", "offloading keeps the positions of each row in its cache, and here they lie in pages",
+                    statement.span, "import without --page-size; generate runs programs with pages",
+                )  # fmt: skip
+
+
 def growing_loop(func: Func) -> tuple[Loop, Update]:
     """The loop over layers, and the update by which a cache grows in it. Raises where there is none."""
     for statement, loops in func.walk():

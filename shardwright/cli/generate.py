@@ -94,7 +94,8 @@ def _add_plan(parser: Parser) -> None:
     add("--cache-format", choices=("int8", "f8e4m3"), help="quantize the cache")
     add_pages(parser)
     add_choice(parser)
-    add_experts(parser, "replicated")
+    experts = parser.add_argument_group("experts", "how tokens and experts come together")
+    add_experts(parser, "replicated", experts.add_argument)
     add("--passes", default="", metavar="'a,b{k=v}'", help="what to do to the program, and to the weights with it")
     add("--device-memory", type=size_in_bytes, metavar="16GB", help="of a chip (default: what the device says)")
     add_sizes(parser)
@@ -148,8 +149,8 @@ def execute(args: argparse.Namespace) -> int:
     before it are ready; for a single prompt given as --prompt or --tokens, its text alone. `--json`: `{"ok",
     "architecture", "mesh", "devices", "virtual", "decode_layout", "prefill_layout", "batch", "prefill_batch", "chunk",
     "cache", "new_tokens", "seconds", "tokens_per_second", "results"}`, `results` being the lines, or with -o
-    `resumed`, the texts that were answered before, and `output`, the file's name, in their place. With -o a run goes
-    on where the output ends (`serving.generation.journal`).
+    `resumed`, the texts that were answered before, and `output`, the file's name, in their place; with pages also
+    `page_size` and `pages`. With -o a run goes on where the output ends (`serving.generation.journal`).
     """
     from shardwright.backends.jax.processes import joined
     from shardwright.cli.interrupts import going_on_from
@@ -292,6 +293,11 @@ def _described(plan: GenerationPlan) -> dict[str, Any]:
         "prefill_batch": plan.prefill_batch or plan.batch,
         "chunk": plan.chunk,
         "cache": plan.cache,
+        **(
+            {}
+            if plan.pages is None
+            else {"page_size": plan.pages.size, "pages": plan.pages.of_rows(plan.batch, plan.cache)}
+        ),
     }
 
 

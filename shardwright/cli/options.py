@@ -274,16 +274,13 @@ def add_experts(parser: Parser, default: str, add: Callable[..., object] | None 
     parser.check(_capacity_needs_sending)
 
 
-def add_pages(parser: Parser, add: Callable[..., object] | None = None) -> None:
+def add_pages(parser: Parser) -> None:
     """`--page-size S` and `--pages P`, of a cache whose rows have pages of a pool."""
-    add = add or parser.add_argument
-    add(
-        "--page-size",
-        type=positive,
-        metavar="S",
-        help="keep the cache in pages of S positions, which a table has of each row",
-    )
-    add("--pages", type=positive, metavar="P", help="with --page-size, so many pages for all rows (default: enough)")
+    add = parser.add_argument_group(
+        "pages", "keep keys and values in pages, which a table has of each row"
+    ).add_argument
+    add("--page-size", type=positive, metavar="S", help="positions of a page")
+    add("--pages", type=positive, metavar="P", help="pages for all rows (default: enough)")
     parser.check(lambda args: "--pages needs --page-size S" if args.pages and not args.page_size else None)
 
 

@@ -211,7 +211,10 @@ def _distance(own: Program, made: Candidate, stages: Stages | None) -> tuple[flo
 
 def _apart(own: Program, near: Candidate) -> str:
     """Why the positions of caches are split over fewer chips than in the program, where vLLM's rules say so."""
-    over = max((math.prod(own.mesh[axis] for axis in value.concrete.split("T")) for value in caches(own)), default=1)
+    over = max(
+        (math.prod(own.mesh[axis] for axis in value.concrete.split(positions_of(value))) for value in caches(own)),
+        default=1,
+    )
     if over <= near.setting.positions(near.program.mesh):
         return ""
     rule = heads_of(own).broken_rule(over, near.setting.ways(near.program.mesh))
@@ -251,7 +254,13 @@ def _contexts(program: Program, setting: EngineSetting) -> list[Axes]:
 
 def caches(program: Program) -> list[Value]:
     """The state that has a position of every sequence."""
-    return [value for value in program.state if {"B", "T"}.issubset(value.shape.names)]
+    return [value for value in program.state if positions_of(value)]
+
+
+def positions_of(value: Value) -> str:
+    """The dimension of a cache that numbers the positions of a sequence, or of a page; empty where it is no cache."""
+    names = set(value.shape.names)
+    return "T2" if {"T2", "T3"} <= names else "T" if {"B", "T"} <= names else ""
 
 
 def heads_of(program: Program) -> Heads:
@@ -278,6 +287,7 @@ def under(
     batch = math.prod(mesh[axis] for axis in others)
     failed: list[str] = []
     cached = caches(program)
+    dealt = {positions_of(value) for value in cached}
     tables = () if setting.table else [name for name, summed in summed_dims(program).items() if not summed]
 
     def stored(value: Value) -> Value:
@@ -290,7 +300,7 @@ def under(
         if "B" in shape.names:
             split["B"] = others
         if value in cached:
-            split["T"] = setting.context
+            split[positions_of(value)] = setting.context
         if any(shape.size(dim) % mesh.product(axes) for dim, axes in split.items()):
             failed.append(value.name)
             return value
@@ -305,7 +315,9 @@ def under(
         is_edge = any(value.name == each.name for each in func.params)
         return replace(value, type=_inner(value.shape, others, edge=is_edge))
 
-    program = replace(program, dims=tuple(_dealt(dim, setting, mesh) for dim in program.dims))
+    program = replace(
+        program, dims=tuple(_dealt(dim, setting, mesh) if dim.name in dealt else dim for dim in program.dims)
+    )
     made = map_program_values(program, inside, lambda _, kind: _inner(kind.shape, others, edge=True))
     return None if failed else made
 
@@ -313,7 +325,7 @@ def under(
 def _dealt(dim: DimInfo, setting: EngineSetting, mesh: Mesh) -> DimInfo:
     """Positions in the order in which vLLM deals them out, one after the other."""
     over = setting.positions(mesh)
-    if dim.name != "T" or dim.size % over:
+    if dim.size % over:
         return dim
     return replace(dim, order=(dim.size // over, *setting.context) if over > 1 else None)
 

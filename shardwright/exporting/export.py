@@ -91,7 +91,7 @@ def _for_engine(
 ) -> Exported:
     from shardwright.exporting.engines import nearest
     from shardwright.exporting.module_styles import plan_text
-    from shardwright.exporting.vllm_flags import format_flags
+    from shardwright.exporting.vllm_flags import format_flags, page_flag
 
     if weights is None:
         raise fault(
@@ -112,5 +112,6 @@ def _for_engine(
     flags = "" if plan else format_flags(program)
     tied = not any("V" in entry.dims and name != "embed" for name, entry in weights.entries.items())
     near = nearest(program, made, wanted, as_plan=plan, tied=tied, stages=stages)
-    text = plan_text(near, weights) if plan else near.nearest.text + flags + "\n"
+    pages = page_flag(near.nearest.program)
+    text = plan_text(near, weights) if plan else near.nearest.text + flags + pages + "\n"
     return Exported(text, near)

@@ -102,3 +102,13 @@ def format_flags(program: Program) -> str:
             raise refused(f"vLLM has no flag for {what} in {dtype}", way_out)
     flags = [f" --kv-cache-dtype {_ENGINE_CACHES[dtype]}" for dtype in sorted(caches & set(_ENGINE_CACHES))]
     return "".join([*([" --quantization fp8"] if DType.F8E4M3 in weights else []), *flags])
+
+
+def page_flag(program: Program) -> str:
+    """vLLM's flag for the positions of a page that a chip holds, after a space; empty where caches have no pages."""
+    slots = {
+        value.shape.size("T2") // program.mesh.product(value.concrete.split("T2"))
+        for value in program.state
+        if {"T2", "T3"} <= set(value.shape.names)
+    }
+    return f" --block-size {min(slots)}" if slots else ""

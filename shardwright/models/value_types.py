@@ -45,10 +45,17 @@ class Pages:
     size: int
     number: int | None = None
 
+    def of_row(self, cache: int) -> int:
+        """The pages that a row of so many positions takes."""
+        return -(-cache // self.size)
+
+    def of_rows(self, rows: int, cache: int) -> int:
+        """The pages that there are for so many rows."""
+        return self.number or rows * self.of_row(cache)
+
     def sizes(self, cache: int, rows: str) -> dict[str, int | str]:
         """The dimensions, of `cache` positions for each row at most."""
-        per_row = -(-cache // self.size)
-        return {"T": "T1*T2", "T1": per_row, "T2": self.size, "T3": self.number or f"{rows}*T1"}
+        return {"T": "T1*T2", "T1": self.of_row(cache), "T2": self.size, "T3": self.number or f"{rows}*T1"}
 
 
 @dataclass(frozen=True)

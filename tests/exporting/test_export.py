@@ -329,6 +329,11 @@ def test_flags_of_vllm_for_caches_split_along_positions(shardwright: Run, import
     assert "T_yK_x" in path.read_text()
     done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
     assert done.out == "--tensor-parallel-size 4 --decode-context-parallel-size 2\n", done.err
+    # Of a page each chip has half the slots there.
+    path = imported("megatron", config=grouped, options=(*options, "--page-size", "32"))
+    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
+    flags = "--tensor-parallel-size 4 --decode-context-parallel-size 2 --block-size 16\n"
+    assert done.out == flags, done.err
     # As many heads of keys as of queries: vLLM has no chips whose heads are the same.
     path = imported("megatron", config=grouped | {"num_attention_heads": 2}, options=options)
     assert "T_y" in path.read_text()

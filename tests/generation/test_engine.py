@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.toy_session import ToySession, log_softmax, logits_after
+from oracles.toy_session import PagedToySession, ToySession, log_softmax, logits_after
 
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.serving.generation.engine import Completion, Engine
@@ -98,6 +98,50 @@ def test_a_shared_prefix_is_read_once(own: int | None) -> None:
     assert [c.new_tokens for c in done] == [greedy(prompt, 2) for prompt in prompts]
     groups = 12 if own == 1 else 4
     assert session.calls["prefill"] == 4 + groups  # 19 tokens in chunks of 5, then two tokens of each prompt
+
+
+@given(
+    rows=st.integers(1, 5),
+    chunk=st.integers(1, 6),
+    page=st.integers(1, 5),
+    more=st.integers(0, 20),
+    samples=st.integers(1, 3),
+    prompts=st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=12), min_size=1, max_size=6),
+    common=st.lists(st.integers(0, 49), max_size=9),
+)
+def test_pages_change_no_token(
+    rows: int, chunk: int, page: int, more: int, samples: int, prompts: list[list[int]], common: list[int]
+) -> None:
+    """However few pages there are, as long as the longest text fits: no text sees or loses what is another's."""
+    given = [[*common, *prompt] for prompt in prompts]
+    settings = GenerationSettings(max_new_tokens=4, temperature=1.0, samples=samples, seed=3)
+    per_row = -(-(max(map(len, given)) + 3) // page)
+    session = PagedToySession(rows, chunk, page=page, per_row=per_row, pages=per_row + more)
+    found = run(session, given, settings)
+    wanted = run(ToySession(32, 32), given, settings)
+    assert [ours.new_tokens for ours in found] == [theirs.new_tokens for theirs in wanted]
+
+
+@pytest.mark.parametrize(("pages", "together", "calls"), [(32, 4, 9), (16, 2, 18), (8, 1, 36), (9, 1, 36)])
+def test_texts_wait_for_pages(pages: int, together: int, calls: int) -> None:
+    """Twelve prompts of 29 tokens and 4 new ones take eight pages of four each, whatever the rows could hold."""
+    prompts = [[i, *range(28)] for i in range(12)]
+    session = PagedToySession(4, 32, pages=pages)
+    done = run(session, prompts, GenerationSettings(max_new_tokens=4))
+    assert [c.new_tokens for c in done] == [greedy(prompt, 4) for prompt in prompts]
+    assert session.calls["prefill"] == 12 // together
+    assert session.calls["decode"] == calls
+    assert session.most == 8 * together
+
+
+def test_a_shared_prefix_lies_in_pages_once() -> None:
+    """Of 18 tokens that all share the first 16 lie in four pages; each text has two of its own, for six more."""
+    prompts = [[*range(18), 30 + i] for i in range(12)]
+    session = PagedToySession(4, 5, page=4, per_row=6, pages=12)
+    done = run(session, prompts, GenerationSettings(max_new_tokens=4))
+    assert [c.new_tokens for c in done] == [greedy(prompt, 4) for prompt in prompts]
+    assert session.most == 4 + 4 * 2
+    assert session.calls["prefill"] == 4 + 3  # 16 tokens in chunks of 5, then three of each prompt, four at a time
 
 
 def test_log_probabilities_are_the_models() -> None:

@@ -69,6 +69,18 @@ def test_one_prompt_is_text(generate: Callable) -> None:
     assert streamed.out == shown.out
 
 
+def test_pages_are_those_of_all_rows(generate: Callable) -> None:
+    options = ("--mesh", "x=2", "--max-new-tokens", "4", "--ignore-eos", "--tokens", "5 6 7", "--tokens", "8", "--json")
+    plain, paged, few = (
+        json.loads(generate(*options, *more).out)
+        for more in ((), ("--page-size", "4"), ("--page-size", "4", "--pages", "2"))
+    )
+    assert paged["results"] == few["results"] == plain["results"]
+    assert (paged["page_size"], paged["pages"]) == (4, 2 * 2)
+    assert (few["page_size"], few["pages"]) == (4, 2)
+    assert "pages" not in plain
+
+
 def test_standard_input_and_output(generate: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     import io
     from types import SimpleNamespace
@@ -138,6 +150,11 @@ def test_wrong_usage(argv: list[str], why: str, generate: Callable) -> None:
             "prompt 1: error: the prompt has 3 tokens and 9 more are wanted, and the cache has 4 positions"
             " [cache-full]\n"
             "note: 2 new tokens fit: give --max-new-tokens 2, or --cache 11\n",
+        ),
+        (
+            ["--tokens", "1", "--page-size", "4", "--prefill-batch", "1"],
+            "{folder}: error: rows of prefill's own have a cache of their own, and pages lie in one pool [no-pages]\n"
+            "note: leave out --prefill-batch, or --page-size\n",
         ),
         (
             ["--prompts", "nowhere.jsonl"],

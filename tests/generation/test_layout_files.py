@@ -13,6 +13,7 @@ from models.checkpoints import config_of
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.models.importing import import_model
+from shardwright.models.value_types import Pages
 from shardwright.serving.generation.plan import GenerationPlan
 from shardwright.serving.generation.programs import compile_for_generation, surface_program
 
@@ -74,6 +75,29 @@ def test_sizes_are_those_of_the_plan(tmp_path: Path) -> None:
     path = write(tmp_path / "m.shard", "ws2d")
     made = surface_program(KEYS, GenerationPlan(X2Y2, 6, 3, 32, path))
     assert {name: made.sizes()[name] for name in "BLT"} == {"B": 6, "L": 3, "T": 32}
+
+
+def test_pages_of_a_file(tmp_path: Path) -> None:
+    """Rows have pages for the positions of the plan, and where the file has no number of them, all do."""
+    path = tmp_path / "m.shard"
+    wanted = GenerationPlan(X2Y2, 6, 3, 30, str(path))
+    for number, pages in ((None, 6 * 8), (9, 9)):
+        path.write_text(import_model(KEYS, "ws2d", X2Y2, 2, 4, cache=16, pages=Pages(4, number)).text)
+        made = surface_program(KEYS, wanted)
+        sizes = {name: made.sizes()[name] for name in ("B", "L", "T1", "T2", "T3")}
+        assert sizes == {"B": 6, "L": 3, "T1": 8, "T2": 4, "T3": pages}
+    text = path.read_text()
+    path.write_text(text.replace("T2", "S"))
+    with pytest.raises(DiagnosticError) as caught:
+        surface_program(KEYS, wanted)
+    assert "there is no dimension T2 here; T1 is pages of a row, T2 slots of a page, T3" in caught.value.render()
+    path.write_text(
+        text.replace("length: int32 B, pages: int32 BT1", "length: int32 B, pages: int32 BT1, more: int32 B")
+    )
+    with pytest.raises(DiagnosticError) as caught:
+        surface_program(KEYS, wanted)
+    said = "prefill is not func prefill(ids: int32 BL, length: int32 B) -> f32 BV, with pages: int32 BT1"
+    assert said in caught.value.render()
 
 
 def without(name: str) -> Callable[[str], str]:

@@ -57,6 +57,7 @@ def test_new_tokens_are_as_many_as_fit() -> None:
 
 def test_samples_are_read_in_rows_of_their_own() -> None:
     settings = GenerationSettings(max_new_tokens=5, temperature=1.0, samples=4)
+    assert plan((3,) * 2, settings, page_size=4)["prefill_batch"] is None  # which would have a cache of their own
     assert plan((3,) * 2, settings) == {"batch": 8, "prefill_batch": 2, "chunk": 3, "cache": 7}
     assert plan((3,) * 40, settings)["prefill_batch"] == 4
     assert plan((3,) * 2, settings, prefill_batch=1)["prefill_batch"] == 1
@@ -105,6 +106,23 @@ def test_all_devices_make_a_mesh(devices: int, mesh: str) -> None:
             '  {"tokens": [1, 2, 3]}\n'
             "  ^^^^^^^^^^^^^^^^^^^^^\n"
             "note: 62 new tokens fit: give --max-new-tokens 62",
+        ),
+        (
+            {"page_size": 4, "pages": 2},
+            8,
+            "in.jsonl:2:1: error: the prompt has 3 tokens and 8 more are wanted, and the pages have 8 positions"
+            " [cache-full]\n"
+            '  {"tokens": [1, 2, 3]}\n'
+            "  ^^^^^^^^^^^^^^^^^^^^^\n"
+            "note: 6 new tokens fit: give --max-new-tokens 6, or --pages 3",
+        ),
+        (
+            {"page_size": 2, "pages": 1},
+            2,
+            "in.jsonl:2:1: error: the prompt has 3 tokens, and the pages have 2 positions [cache-full]\n"
+            '  {"tokens": [1, 2, 3]}\n'
+            "  ^^^^^^^^^^^^^^^^^^^^^\n"
+            "note: shorten the prompt, or give a larger --pages",
         ),
         (
             {"cache": 65},

@@ -22,6 +22,7 @@ from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.transformers_logits import transformers_logits
+from shardwright.models.value_types import Pages
 from shardwright.passes.pipelines import explicit
 
 CHUNK, CACHE, STEPS = 6, 20, 3
@@ -154,3 +155,65 @@ def test_compiled(
         return logits, session.state
 
     agree(generate(program, run, tokens()), wanted(folder, tokens()))
+
+
+PAGES = Pages(4, 11)
+"""Of 4 positions: rows need 3, 3, 1 and 2 of the 5 that each may have, and two are nobody's."""
+
+TABLE = np.array([[7, 2, 9, -1, -1], [0, 5, 10, -1, -1], [3, -1, -1, -1, -1], [8, 1, -1, -1, -1]], np.int32)
+
+
+def by_pages(run: Run) -> Run:
+    """The run with a table of pages, the slots of all others filled with NaN, which nothing may see."""
+
+    def with_table(
+        func: str, args: dict[str, np.ndarray], state: dict[str, np.ndarray]
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        nobodys = np.setdiff1d(np.arange(11), TABLE)
+        for name, value in state.items():
+            if name != "pos" and value.dtype.kind == "f":
+                value[:, nobodys] = np.nan
+        return run(func, {**args, "pages": TABLE}, state)
+
+    return with_table
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "qwen2-window"])
+def test_in_pages(checkpoint: Callable[..., Path], name: str) -> None:
+    folder = checkpoint(name)
+    program, weights = program_of(folder, "ws2d", Mesh.of(x=2, y=2), pages=PAGES)
+
+    def run(func: str, args: dict[str, np.ndarray], state: dict[str, np.ndarray]) -> tuple[np.ndarray, Any]:
+        (logits,), after = evaluate(program, func, args, weights, state)
+        return logits, after
+
+    agree(generate(program, by_pages(run), tokens()), wanted(folder, tokens()))
+
+
+IN_PAGES: list[tuple[str, str, str | None, AttentionOver, Mesh]] = [
+    ("llama-grouped", "ws2d", "wg-xyz", "head", Mesh.of(x=2, y=2)),
+    ("qwen2-window", "ws2d", "wg-x", "positions", Mesh.of(x=2, y=2)),
+    ("gemma3", "megatron", None, "head", Mesh.of(x=2)),
+    ("deepseek-v2", "ws1d", None, "positions", Mesh.of(x=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "prefill", "attention", "mesh"), IN_PAGES)
+def test_compiled_in_pages(
+    checkpoint: Callable[..., Path],
+    name: str,
+    layout: str,
+    prefill: str | None,
+    attention: AttentionOver,
+    mesh: Mesh,
+) -> None:
+    folder = checkpoint(name)
+    program, weights = program_of(folder, layout, mesh, prefill_layout=prefill, attention=attention, pages=PAGES)
+    session = Session(explicit(program), weights)
+
+    def run(func: str, args: dict[str, np.ndarray], _: dict[str, np.ndarray]) -> tuple[np.ndarray, Any]:
+        (logits,) = session.call(func, args)
+        return logits, session.state
+
+    found = generate(program, lambda func, args, state: run(func, {**args, "pages": TABLE}, state), tokens())
+    agree(found, wanted(folder, tokens()))

@@ -132,6 +132,30 @@ def test_import_of_phases(shardwright: Callable, tmp_path: Path) -> None:
     assert shardwright("check", out).status == 0
 
 
+def test_import_of_pages(shardwright: Callable, tmp_path: Path) -> None:
+    """Keys and values in pages of a pool, split along their slots where heads do not divide; sizes follow the rows."""
+    config, out = tmp_path / "config.json", tmp_path / "model.shard"
+    config.write_text(json.dumps(config_of("llama-grouped")))
+    words = ["import", config, "--mesh", "x=2,y=2", "--layout", "ws2d", "--cache", "24", "--length", "8", "-o", out]
+    words += ["--attention", "positions", "--page-size", "16"]
+    assert shardwright(*words, "--pages", "7").err == ""
+    text = out.read_text()
+    assert "dim B=4 L=8 T=T1*T2 T1=2 T2=16 T3=7 " in text
+    assert "state {\n  k: f32 NT3T2_yK_xD\n  v: f32 NT3T2_yK_xD\n  pos: int32 B\n}\n" in text
+    assert "func prefill(ids: int32 BL, length: int32 B, pages: int32 BT1) -> f32 BV_xy {\n" in text
+    assert "func decode[L=1](ids: int32 BL, pages: int32 BT1) -> f32 BV_xy {\n" in text
+    assert "T1 pages of a row with T2 slots each, T3 pages in all" in " ".join(text.replace("#", " ").split())
+    assert shardwright("run", out).status == 0
+    assert shardwright(*words).err == ""
+    assert "T3=B*T1" in out.read_text()
+    refused = shardwright(*words, "--attention", "batch")
+    assert refused.err == (
+        f"{config}: error: attention over batch keeps each row's keys and values on chips of its own, and pages belong"
+        " to no row [no-pages]\n"
+        "note: split attention over heads or positions, or leave out --page-size\n"
+    )
+
+
 def test_import_of_phases_faults(shardwright: Callable, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(config_of("llama-grouped")))
@@ -176,6 +200,9 @@ def test_import_faults(shardwright: Callable, tmp_path: Path) -> None:
     [
         (["--phase", "decode"], "--phase needs --cache T"),
         (["--cache-format", "int8"], "--cache-format needs --cache T"),
+        (["--page-size", "16"], "--page-size needs --cache T"),
+        (["--cache", "64", "--pages", "16"], "--pages needs --page-size S"),
+        (["--cache", "64", "--page-size", "0"], "argument --page-size: '0' is not a whole number from 1 up"),
         (["--prefill-layout", "wg-x"], "--prefill-layout needs --cache T"),
         (["--batch", "0"], "argument --batch: '0' is not a whole number from 1 up"),
         (["--dim", "E=4"], "--dim E: the checkpoint gives the sizes of all dimensions but B and L"),

@@ -51,7 +51,8 @@ class ToySession:
         sizes = (self.rows, 1) if name == "decode" else (len(self.read), self.chunk)
         dims = tuple(SimpleNamespace(size=size) for size in sizes)
         logits = SimpleNamespace(shape=SimpleNamespace(size={"V": VOCAB}.__getitem__))
-        return SimpleNamespace(params=[SimpleNamespace(type=SimpleNamespace(dims=dims))], results=[logits])
+        ids = SimpleNamespace(name="ids", type=SimpleNamespace(dims=dims))
+        return SimpleNamespace(params=[ids], results=[logits])
 
     def run(self, name: str, args: dict[str, Any]) -> tuple[np.ndarray, ...]:
         self.calls[name] += 1
@@ -107,3 +108,56 @@ class ToySession:
 
     def logprob(self, logits: np.ndarray, token: np.ndarray) -> tuple[np.ndarray]:
         return (np.array([log_softmax(row)[t] for row, t in zip(logits, token, strict=True)]),)
+
+
+@dataclass
+class PagedToySession(ToySession):
+    """The same with what rows hold in `pages` of `page` tokens each, of which a row has at most `per_row`. Functions
+    write what compiled ones do: padding behind the tokens of a row, and a token of every row that has no text."""
+
+    page: int = 4
+    per_row: int = 8
+    pages: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.pool = np.full((self.pages, self.page), -1)
+        self.filled = [0] * self.rows
+        self.most = 0
+        self.program.sizes = lambda: {"B": self.rows, "T1": self.per_row, "T2": self.page, "T3": self.pages}
+
+    def _func(self, name: str) -> Any:
+        func = super()._func(name)
+        func.params.append(SimpleNamespace(name="pages"))
+        return func
+
+    def written(self, row: int, tokens: Sequence[int], pages: np.ndarray) -> None:
+        for at, token in enumerate(tokens, self.filled[row]):
+            page, slot = divmod(at, self.page)
+            if page < self.per_row and pages[row, page] >= 0:
+                self.pool[pages[row, page], slot] = token
+
+    def held(self, row: int, pages: np.ndarray) -> list[int]:
+        numbers = [pages[row, page] for page in range(min(self.per_row, -(-self.filled[row] // self.page)))]
+        tokens = [int(token) for page in numbers if page >= 0 for token in self.pool[page]]
+        return tokens[: self.filled[row]]
+
+    def logits(self, pages: np.ndarray) -> np.ndarray:
+        self.most = max(self.most, len(np.unique(pages[pages >= 0])))
+        return np.stack([logits_after(self.held(row, pages)) for row in range(self.rows)])
+
+    def prefill(self, ids: np.ndarray, length: np.ndarray, pages: np.ndarray) -> tuple[np.ndarray]:  # type: ignore[override]
+        for row, n in enumerate(length):
+            self.written(row, ids[row], pages)
+            self.filled[row] += int(n)
+        return (self.logits(pages),)
+
+    def decode(self, ids: np.ndarray, pages: np.ndarray) -> tuple[np.ndarray]:  # type: ignore[override]
+        for row in range(self.rows):
+            self.written(row, ids[row], pages)
+            self.filled[row] += 1
+        return (self.logits(pages),)
+
+    def restart(self, kept: np.ndarray) -> tuple[np.ndarray]:
+        self.filled = [int(n) if n >= 0 else now for n, now in zip(kept, self.filled, strict=True)]
+        return (kept,)

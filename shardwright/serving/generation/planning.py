@@ -99,9 +99,9 @@ def _made(
             f"give --cache {model.longest} or less",
         )
     room = cache or model.longest
-    where = "the cache has" if cache else "the model has"
+    where, larger = ("the cache has", "--cache") if cache else ("the model has", "")
     for prompt in prompts:
-        check_room(prompt, settings.max_new_tokens, room, where)
+        check_room(prompt, settings.max_new_tokens, room, where, larger)
     longest = max(len(prompt.tokens) for prompt in prompts)
     if cache is None:
         cache = longest + max(0, settings.max_new_tokens - 1)
@@ -112,7 +112,8 @@ def _made(
     pages = given.pages if options.page_size is None else Pages(options.page_size, options.pages)
     if pages is not None and pages.number is not None:
         for prompt in prompts:
-            check_room(prompt, settings.max_new_tokens, pages.number * pages.size, "the pages have")
+            larger = "--pages" if options.pages else ""
+            check_room(prompt, settings.max_new_tokens, pages.number * pages.size, "the pages have", larger, pages.size)
     own = options.prefill_batch
     if own is None and given.mesh is None and settings.samples > 1 and pages is None:
         own = max(1, min(len(prompts), batch // settings.samples))
@@ -159,8 +160,9 @@ def read_passes(text: str) -> tuple[Pass, ...]:
         return passes
 
 
-def check_room(prompt: Prompt, new: int, room: int, where: str) -> None:
-    """Raises where `room` positions are too few for the prompt and `new` tokens, the last of which needs none."""
+def check_room(prompt: Prompt, new: int, room: int, where: str, larger: str, unit: int = 1) -> None:
+    """Raises where `room` positions are too few for the prompt and `new` tokens, the last of which needs none. The
+    option `larger` gives more of them, `unit` at a time."""
     length = len(prompt.tokens)
     has = f"the prompt has {length} token{'s' if length > 1 else ''}"
     fits = room - length + 1
@@ -168,14 +170,14 @@ def check_room(prompt: Prompt, new: int, room: int, where: str) -> None:
         raise prompt.fault(
             "cache-full",
             f"{has}, and {where} {room} positions",
-            "shorten the prompt" + (", or give a larger --cache" if where == "the cache has" else ""),
+            "shorten the prompt" + (f", or give a larger {larger}" if larger else ""),
         )
     if new > fits:
-        larger = f", or --cache {length + new - 1}" if where == "the cache has" else ""
+        more = f", or {larger} {-(-(length + new - 1) // unit)}" if larger else ""
         raise prompt.fault(
             "cache-full",
             f"{has} and {new} more are wanted, and {where} {room} positions",
-            f"{fits} new token{'s fit' if fits > 1 else ' fits'}: give --max-new-tokens {fits}{larger}",
+            f"{fits} new token{'s fit' if fits > 1 else ' fits'}: give --max-new-tokens {fits}{more}",
         )
 
 

@@ -164,10 +164,11 @@ class _Signature:
     params: Mapping[str, tuple[DType, int]]
     result: tuple[DType, int]
 
-    def fits(self, func: Func) -> bool:
+    def fits(self, func: Func, *, paged: bool = False) -> bool:
+        """Tells whether a function is this one, with a table of pages beside the rest where it is `paged`."""
         found = {value.name: (value.type.dtype, len(value.type.dims)) for value in func.params}
         results = [(kind.dtype, len(kind.dims)) for kind in func.results]
-        table = {"pages": (DType.INT32, 2)} if "pages" in found and "ids" in found else {}
+        table = {"pages": (DType.INT32, 2)} if paged else {}
         return found == {**self.params, **table} and bool(results) and results[0] == self.result
 
 
@@ -206,6 +207,7 @@ SIGNATURES = {
 def _check(program: Program, plan: GenerationPlan) -> None:
     funcs = {func.name: func for func in program.funcs}
     own = {value.name: value for value in program.state}
+    paged = "decode" in funcs and "pages" in [value.name for value in funcs["decode"].params]
     adopting = ("adopt", "adopted_logits") if PROMPTS.position in own else ()
     for name in ("score" if plan.scores else "prefill", "decode", *adopting):
         wanted = SIGNATURES[name]
@@ -213,8 +215,9 @@ def _check(program: Program, plan: GenerationPlan) -> None:
             message = f"generation calls {wanted.text}, and there is no {name} here"
             way_out = "it is for --logprobs; leave that out, or take a preset" if name == "score" else _WAY_OUT
             raise fault("no-function", message, NOWHERE, way_out)
-        if not wanted.fits(funcs[name]):
-            raise fault("wrong-function", f"{name} is not {wanted.text}", funcs[name].span, _WAY_OUT)
+        if not wanted.fits(funcs[name], paged=paged and name not in adopting):
+            table = f", with pages: int32 {SEQUENCES.dim}T1" if paged and name not in adopting else ""
+            raise fault("wrong-function", f"{name} is not {wanted.text}{table}", funcs[name].span, _WAY_OUT)
         if wanted.result == _LOGITS and "V" not in funcs[name].results[0].names:
             raise fault("wrong-function", f"the logits of {name} have no dimension V", funcs[name].span, _WAY_OUT)
     position = own.get(SEQUENCES.position)

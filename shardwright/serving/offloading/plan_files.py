@@ -13,7 +13,7 @@ from shardwright.cost.hardware.runtimes import Runtime
 from shardwright.cost.offloading.policy import Policy, Shares
 from shardwright.cost.offloading.pricing import OffloadSetting, PricedPolicy
 from shardwright.cost.offloading.search import block_plans, improved
-from shardwright.cost.offloading.sizes import Sizes, growing_loop, phases, sizes_of
+from shardwright.cost.offloading.sizes import Sizes, check_no_pages, growing_loop, phases, sizes_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.ops import Attend
@@ -62,6 +62,7 @@ class Outline:
 
 def outline_of(program: Program) -> Outline:
     """Raises where the program has no functions prefill and decode with a cache that grows in a loop over layers."""
+    check_no_pages(program)
     prefill, decode = phases(program)
     loop, update = growing_loop(decode)
     positions = update.dim

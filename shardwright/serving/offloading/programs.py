@@ -10,6 +10,7 @@ from pathlib import Path
 from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.backends.torch.shards import sharded
 from shardwright.cost.offloading.policy import Policy
+from shardwright.cost.offloading.sizes import check_no_pages
 from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 from shardwright.ir.digits import Order
@@ -117,6 +118,7 @@ class Programs:
     def _check(self, program: Program) -> None:
         """Raises where the program is none of this checkpoint, or for other chips."""
         verify(program, Level.SURFACE)
+        check_no_pages(program)
         if program.mesh.n_chips != self.place.mesh.n_chips:
             raise fault(
                 "bad-processes",
