@@ -145,10 +145,10 @@ def test_a_shared_prefix_changes_nothing(adopting: Engine, in_place: Engine, in_
             assert ours.prompt_logprobs == pytest.approx(alone.prompt_logprobs, abs=1e-4)
 
 
-def test_samples_are_the_same_on_any_mesh_and_in_any_rows(adopting: Engine, in_place: Engine) -> None:
+def test_samples_are_the_same_on_any_mesh_and_in_any_rows(adopting: Engine, in_place: Engine, in_pages: Engine) -> None:
     settings = GenerationSettings(8, temperature=0.9, top_k=40, top_p=0.95, seed=5, samples=3)
-    found, wanted = (run(engine, settings) for engine in (adopting, in_place))
-    assert [c.new_tokens for c in found] == [c.new_tokens for c in wanted]
+    found, wanted, paged = (run(engine, settings) for engine in (adopting, in_place, in_pages))
+    assert [c.new_tokens for c in found] == [c.new_tokens for c in wanted] == [c.new_tokens for c in paged]
     assert len({c.new_tokens for c in found}) == 24
     other = run(in_place, replace(settings, seed=6))
     assert [c.new_tokens for c in other] != [c.new_tokens for c in wanted]

@@ -106,20 +106,24 @@ def test_a_shared_prefix_is_read_once(own: int | None) -> None:
     page=st.integers(1, 5),
     more=st.integers(0, 20),
     samples=st.integers(1, 3),
-    prompts=st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=12), min_size=1, max_size=6),
-    common=st.lists(st.integers(0, 49), max_size=9),
+    scores=st.booleans(),
+    prompts=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=9),
+    common=st.lists(st.integers(0, 2), max_size=9),
 )
 def test_pages_change_no_token(
-    rows: int, chunk: int, page: int, more: int, samples: int, prompts: list[list[int]], common: list[int]
+    rows: int, chunk: int, page: int, more: int, samples: int, scores: bool, prompts: list[list[int]], common: list[int]
 ) -> None:
     """However few pages there are, as long as the longest text fits: no text sees or loses what is another's."""
     given = [[*common, *prompt] for prompt in prompts]
-    settings = GenerationSettings(max_new_tokens=4, temperature=1.0, samples=samples, seed=3)
+    settings = GenerationSettings(max_new_tokens=4, temperature=1.0, samples=samples, seed=3, logprobs=scores)
     per_row = -(-(max(map(len, given)) + 3) // page)
-    session = PagedToySession(rows, chunk, page=page, per_row=per_row, pages=per_row + more)
+    session = PagedToySession(rows, chunk, None, scores, page=page, per_row=per_row, pages=per_row + more)
     found = run(session, given, settings)
-    wanted = run(ToySession(32, 32), given, settings)
-    assert [ours.new_tokens for ours in found] == [theirs.new_tokens for theirs in wanted]
+    wanted = run(ToySession(32, 32, None, scores), given, settings)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.new_tokens == theirs.new_tokens
+        assert ours.logprobs == theirs.logprobs
+        assert ours.prompt_logprobs == theirs.prompt_logprobs
 
 
 @pytest.mark.parametrize(("pages", "together", "calls"), [(32, 4, 9), (16, 2, 18), (8, 1, 36), (9, 1, 36)])
@@ -142,6 +146,19 @@ def test_a_shared_prefix_lies_in_pages_once() -> None:
     assert [c.new_tokens for c in done] == [greedy(prompt, 4) for prompt in prompts]
     assert session.most == 4 + 4 * 2
     assert session.calls["prefill"] == 4 + 3  # 16 tokens in chunks of 5, then three of each prompt, four at a time
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_pages_that_hold_a_prompt_are_not_read_again(scores: bool) -> None:
+    """Of twelve samples of a prompt of 19 tokens the first four read it all; those after them find 16 of its tokens,
+    in the pages of the others while these go on and after they have ended."""
+    prompt = [*range(19)]
+    session = PagedToySession(4, 32, None, scores, page=4, per_row=6, pages=24)
+    settings = GenerationSettings(max_new_tokens=4, temperature=1.0, samples=12, logprobs=scores)
+    done = run(session, [prompt], settings)
+    alone = run(ToySession(12, 32, None, scores), [prompt], settings)
+    assert [(c.new_tokens, c.prompt_logprobs) for c in done] == [(c.new_tokens, c.prompt_logprobs) for c in alone]
+    assert session.tokens_read == 4 * 19 + 8 * (19 - 16)
 
 
 def test_log_probabilities_are_the_models() -> None:

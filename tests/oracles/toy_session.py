@@ -123,7 +123,7 @@ class PagedToySession(ToySession):
         super().__post_init__()
         self.pool = np.full((self.pages, self.page), -1)
         self.filled = [0] * self.rows
-        self.most = 0
+        self.most = self.tokens_read = 0
         self.program.sizes = lambda: {"B": self.rows, "T1": self.per_row, "T2": self.page, "T3": self.pages}
 
     def _func(self, name: str) -> Any:
@@ -147,10 +147,23 @@ class PagedToySession(ToySession):
         return np.stack([logits_after(self.held(row, pages)) for row in range(self.rows)])
 
     def prefill(self, ids: np.ndarray, length: np.ndarray, pages: np.ndarray) -> tuple[np.ndarray]:  # type: ignore[override]
+        self.tokens_read += int(length.sum())
         for row, n in enumerate(length):
             self.written(row, ids[row], pages)
             self.filled[row] += int(n)
         return (self.logits(pages),)
+
+    def score(  # type: ignore[override]
+        self, ids: np.ndarray, length: np.ndarray, target: np.ndarray, pages: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        before = [*self.filled]
+        (logits,) = self.prefill(ids, length, pages)
+        found = np.full(ids.shape, np.nan).view(_Here)
+        for row, n in enumerate(length):
+            held = self.held(row, pages)
+            for i in range(n):
+                found[row, i] = log_softmax(logits_after(held[: before[row] + i + 1]))[target[row, i]]
+        return logits, found
 
     def decode(self, ids: np.ndarray, pages: np.ndarray) -> tuple[np.ndarray]:  # type: ignore[override]
         for row in range(self.rows):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,8 +83,8 @@ class Engine:
     Decode has B rows. Prompts are read by prefill, a chunk of each row at a time, in the rows that are free, or, where
     prefill has rows of its own, there: once for all samples of a prompt, whose rows then adopt its cache. A prefix that
     all prompts share is read once. When a text ends, its row goes to the next. Where keys and values lie in pages of a
-    pool, a row has those that its text needs, a shared prefix lies in pages of its own, once, and texts wait where too
-    few are free. What comes out for a prompt depends on none of this.
+    pool, a row has those that its text needs, among them those that hold what it begins with, and texts wait where too
+    few are free (`serving.generation.page_table`). What comes out for a prompt depends on none of this.
     """
 
     def __init__(self, session: Session, devices: Devices) -> None:
@@ -136,19 +137,25 @@ class _Run:
         self.samples = Counter(prompt.index for prompt, _ in self.waiting)
         self.texts: list[_Text | None] = [None] * engine.rows
         self.held: dict[int, _Held] = {}
-        self.scores: dict[int, list[float]] = {}
+        self.scores: dict[int, list[float]] = {row: [] for row in range(engine.prefill_rows)}
         self.prefix_scores: list[float] = []
-        self.pages = None if engine.pool is None else PageTable(engine.pool)
+        self.pages = None if engine.pool is None else PageTable(engine.pool, scored=engine.scores_prompts)
         self.prefix = shared_prefix([p.tokens for p in prompts], engine.prefill_rows, engine.chunk)
-        if self.prefix and self.pages is not None:
-            self.prefix = self.pages.share(self.prefix)
         if self.prefix:
-            rows = range(engine.prefill_rows if self.pages is None else 1)
-            for _ in self.read(dict.fromkeys(rows, prompts[0]), 0, self.prefix):
+            self.read_prefix(prompts[0])
+
+    def read_prefix(self, prompt: Prompt) -> None:
+        """Reads what all prompts begin with: into every row of prefill, or into pages, from which they have it."""
+        if self.pages is None:
+            rows = range(self.engine.prefill_rows)
+            for _ in self.read(dict.fromkeys(rows, prompt), dict.fromkeys(rows, 0), self.prefix):
                 pass
-            self.prefix_scores = self.scores.get(0, [])
-            if self.pages is not None:
-                self.pages.take_back(0)
+            self.prefix_scores = self.scores[0]
+        elif whole := self.prefix - self.prefix % self.pages.sizes.page:
+            self.pages.seat(0, prompt.tokens, whole)
+            for _ in self.read({0: prompt}, {0: 0}, whole):
+                pass
+            self.pages.release(0)
 
     # ------------------------------------------------------------ the loop
 
@@ -169,15 +176,16 @@ class _Run:
             least = 1 if self.held else min(max(1, together // 4), len(self.waiting))
             free = self.free()
             if self.pages is not None:
-                free = free[: self.pages.fitting([self.positions(prompt) for prompt, _ in self.waiting])]
+                following = islice(self.waiting, len(free))
+                free = free[: self.pages.fitting([self.needs(prompt) for prompt, _ in following])]
                 least = least if any(self.texts) else 1
             if len(free) < least:
                 break
             yield from fill(free)
 
-    def positions(self, prompt: Prompt) -> int:
-        """So many positions of the cache may the text of a prompt take: its last token needs none."""
-        return len(prompt.tokens) + max(0, self.settings.max_new_tokens - 1)
+    def needs(self, prompt: Prompt) -> tuple[tuple[int, ...], int]:
+        """The tokens of a prompt, and how many positions of the cache its text may take: the last needs none."""
+        return prompt.tokens, len(prompt.tokens) + max(0, self.settings.max_new_tokens - 1)
 
     def table(self) -> dict[str, Any]:
         """The argument that says which pages rows have, where there are pages."""
@@ -195,14 +203,23 @@ class _Run:
     # ------------------------------------------------------------ reading prompts
 
     def fill_in_place(self, free: Sequence[int]) -> Iterator[Completion]:
-        """Reads prompts in rows of decode, which prefill shares; every sample reads its own."""
-        given = dict(zip(free, [self.waiting.popleft() for _ in free if self.waiting], strict=False))
-        if self.pages is not None:
-            for row, (prompt, _) in given.items():
-                self.pages.give(row, self.positions(prompt))
-        for read in self.read({row: prompt for row, (prompt, _) in given.items()}, self.prefix):
+        """Reads prompts in rows of decode, which prefill shares; every sample reads its own, but for what pages have
+        of it."""
+        given: dict[int, tuple[Prompt, int]] = {}
+        starts: dict[int, int] = {}
+        for row in free:
+            if not self.waiting:
+                break
+            starts[row], self.scores[row] = self.prefix, [*self.prefix_scores]
+            if self.pages is not None:
+                needs = self.needs(self.waiting[0][0])
+                if not self.pages.fitting([needs]):
+                    break
+                starts[row], self.scores[row] = self.pages.seat(row, *needs)
+            given[row] = self.waiting.popleft()
+        for read in self.read({row: prompt for row, (prompt, _) in given.items()}, starts):
             for row in read.rows:
-                self.start(row, *given[row], self.scores.get(row, []))
+                self.start(row, *given[row], self.scores[row])
             yield from self.choose(read.logits, read.rows)
 
     def fill_by_adoption(self, free: Sequence[int]) -> Iterator[Completion]:
@@ -218,7 +235,7 @@ class _Run:
             source = sources[prompt.index]
             held = self.held[source]
             by_logits.setdefault(id(held.logits), (held.logits, {}))[1][row] = source
-            self.start(row, prompt, sample, self.scores.get(source, []))
+            self.start(row, prompt, sample, self.scores[source])
             held.samples -= 1
         self.held = {row: held for row, held in self.held.items() if held.samples}
         for logits, adopted in by_logits.values():
@@ -232,7 +249,8 @@ class _Run:
                 break
             following[prompt.index] = prompt
         given = dict(enumerate(following.values()))
-        for read in self.read(given, self.prefix):
+        self.scores |= {row: [*self.prefix_scores] for row in given}
+        for read in self.read(given, dict.fromkeys(given, self.prefix)):
             for row in read.rows:
                 self.held[row] = _Held(given[row], read.logits, self.samples[given[row].index])
 
@@ -244,38 +262,45 @@ class _Run:
         (adopted,) = self.session.run("adopted_logits", {"source": source, "logits": logits})
         yield from self.choose(adopted, list(sources))
 
-    def read(self, prompts: Mapping[int, Prompt], start: int, stop: int | None = None) -> Iterator[_Read]:
-        """Prefill of these rows from the token `start` on, chunk by chunk; gives each row when its last one is read."""
+    def read(
+        self, prompts: Mapping[int, Prompt], starts: Mapping[int, int], stop: int | None = None
+    ) -> Iterator[_Read]:
+        """Prefill of these rows, each from its start on, chunk by chunk; gives each row when its last one is read."""
         engine = self.engine
         kept = np.full(engine.prefill_rows, -1, np.int32)
-        kept[list(prompts)] = start
+        kept[list(prompts)] = [starts[row] for row in prompts]
         self.session.run("restart", {"kept": kept})
         ends = {row: stop or len(prompt.tokens) for row, prompt in prompts.items()}
-        for row in prompts:
-            self.scores[row] = [*self.prefix_scores]
-        for at in range(start, max(ends.values(), default=start), engine.chunk):
+        for step in range(0, max((ends[row] - starts[row] for row in prompts), default=0), engine.chunk):
             ids, target = (np.zeros((engine.prefill_rows, engine.chunk), np.int32) for _ in range(2))
             length = np.zeros(engine.prefill_rows, np.int32)
+            at = {row: starts[row] + step for row in prompts}
             for row, prompt in prompts.items():
-                length[row] = n = min(max(ends[row] - at, 0), engine.chunk)
-                ids[row, :n] = prompt.tokens[at : at + n]
-                after = prompt.tokens[at + 1 : at + n + 1]
+                length[row] = n = min(max(ends[row] - at[row], 0), engine.chunk)
+                ids[row, :n] = prompt.tokens[at[row] : at[row] + n]
+                after = prompt.tokens[at[row] + 1 : at[row] + n + 1]
                 target[row, : len(after)] = after
             if engine.scores_prompts:
                 logits = self.scored(prompts, ids, length, target, at)
             else:
                 (logits,) = self.session.run("prefill", {"ids": ids, "length": length, **self.table()})
-            yield _Read(tuple(row for row, end in ends.items() if at < end <= at + engine.chunk), logits)
+            ended = tuple(row for row, end in ends.items() if at[row] < end <= at[row] + engine.chunk)
+            if self.pages is not None:
+                for row in ended:
+                    self.pages.read(row, prompts[row].tokens, ends[row], self.scores[row])
+            yield _Read(ended, logits)
 
-    def scored(self, prompts: Mapping[int, Prompt], ids: IntArray, length: IntArray, target: IntArray, at: int) -> Any:
+    def scored(
+        self, prompts: Mapping[int, Prompt], ids: IntArray, length: IntArray, target: IntArray, at: Mapping[int, int]
+    ) -> Any:
         from shardwright.backends.jax.session import fetch
 
         logits, given = self.session.run("score", {"ids": ids, "length": length, "target": target, **self.table()})
         scores = fetch(given)
         for row, prompt in prompts.items():
-            n = max(0, min(int(length[row]), len(prompt.tokens) - 1 - at))
+            n = max(0, min(int(length[row]), len(prompt.tokens) - 1 - at[row]))
             found = [float(score) for score in scores[row, :n]]
-            check_scores(prompt, 0, found, at + 2, new=False)
+            check_scores(prompt, 0, found, at[row] + 2, new=False)
             self.scores[row] += found
         return logits
 
@@ -306,7 +331,7 @@ class _Run:
             if len(text.new) == settings.max_new_tokens or text.new[-1] in settings.stop_tokens:
                 self.texts[row] = None
                 if self.pages is not None:
-                    self.pages.take_back(row)
+                    self.pages.release(row)
                 yield self.completion(text)
 
     def sampled(self, logits: Any) -> IntArray:

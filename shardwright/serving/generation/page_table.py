@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -53,16 +54,33 @@ def cache_sizes(program: Program, cache: int) -> dict[str, int]:
     return {"T": cache} if pool is None else {"T1": -(-cache // pool.page)}
 
 
-class PageTable:
-    """Which pages each row has, those that no row has, and those that all rows have in common.
+@dataclass(frozen=True)
+class _Content:
+    """What a page holds: the tokens that come after those of the page before it, by the number of that one's content,
+    0 where there is none, and log-probabilities of the tokens after each of them, where these are known."""
 
-    A row is given the pages of its whole text before it is read, so that no text has to wait in its middle.
+    number: int
+    key: tuple[int, tuple[int, ...]]
+    scores: tuple[float, ...]
+
+
+class PageTable:
+    """Which pages each row has, which no row has, and what the pages of prompts hold.
+
+    A row is given the pages of its whole text before it is read, so that no text has to wait in its middle. Those that
+    hold what the text begins with are given as they are, whichever row had them read, and are not read again; a page
+    that no row has keeps what it holds until another text needs it, the one left longest first. Where prompts are
+    scored, a page is the same for two texts only if the token after it is.
     """
 
-    def __init__(self, sizes: PoolSizes) -> None:
+    def __init__(self, sizes: PoolSizes, *, scored: bool) -> None:
         self.sizes = sizes
-        self.free = list(range(sizes.pages))[::-1]
-        self.shared: list[int] = []
+        self.free = deque(range(sizes.pages))
+        self._after = 1 if scored else 0
+        self._held = [0] * sizes.pages
+        self._numbers = count(1)
+        self._contents: dict[int, _Content] = {}
+        self._page_of: dict[tuple[int, tuple[int, ...]], int] = {}
         self._of_rows = np.full((sizes.rows, sizes.per_row), NO_PAGE, np.int32)
 
     @property
@@ -70,30 +88,75 @@ class PageTable:
         """The table as functions take it."""
         return self._of_rows.copy()
 
-    def share(self, positions: int) -> int:
-        """Takes pages for the first positions of every text, whole ones alone, and says of how many they are. The
-        first row has them at once, in which they are read."""
-        count = positions // self.sizes.page
-        self.shared = [self.free.pop() for _ in range(count)]
-        self._of_rows[0, :count] = self.shared
-        return count * self.sizes.page
+    def fitting(self, texts: Sequence[tuple[Sequence[int], int]]) -> int:
+        """For how many of these texts, the first ones, there are pages: the tokens of each that are known, and the
+        positions that it may need. Of several, an estimate: seating one may take what another could have had as it
+        is."""
+        left, kept, number = len(self.free), set[int](), 0
+        for tokens, positions in texts:
+            known = self._known(tokens)
+            woken = {page for page in known if not self._held[page]} - kept
+            left -= self._pages(positions) - len(known) + len(woken)
+            if left < 0:
+                break
+            kept |= woken
+            number += 1
+        return number
 
-    def own(self, positions: int) -> int:
-        """So many pages has a text of its own, beside those that are shared."""
-        return max(0, -(-positions // self.sizes.page) - len(self.shared))
+    def seat(self, row: int, tokens: Sequence[int], positions: int) -> tuple[int, list[float]]:
+        """Gives a row that has none the pages of so many positions. The result is how many of the tokens lie in them,
+        at most all but the last, and the log-probabilities that are known of those after them."""
+        known = self._known(tokens)
+        for page in known:
+            self._hold(page)
+        fresh = [self._fresh() for _ in range(self._pages(positions) - len(known))]
+        self._of_rows[row, : len(known) + len(fresh)] = [*known, *fresh]
+        return len(known) * self.sizes.page, [score for page in known for score in self._contents[page].scores]
 
-    def fitting(self, texts: Sequence[int]) -> int:
-        """For how many of these texts, the first ones, by their positions, there are pages."""
-        needed = accumulate(self.own(positions) for positions in texts)
-        return sum(1 for pages in needed if pages <= len(self.free))
+    def read(self, row: int, tokens: Sequence[int], end: int, scores: Sequence[float]) -> None:
+        """The pages of a row hold the tokens before `end` now; `scores` are of the tokens after the first."""
+        size, before = self.sizes.page, 0
+        for number, at in enumerate(range(size, min(end, len(tokens) - self._after) + 1, size)):
+            page = int(self._of_rows[row, number])
+            key = (before, tuple(tokens[at - size : at + self._after]))
+            if key not in self._page_of:
+                self._contents[page] = _Content(next(self._numbers), key, tuple(scores[at - size : at]))
+                self._page_of[key] = page
+            before = self._contents[self._page_of[key]].number
 
-    def give(self, row: int, positions: int) -> None:
-        """Gives a row that has none the pages of so many positions, the shared ones first."""
-        pages = [*self.shared, *(self.free.pop() for _ in range(self.own(positions)))]
-        self._of_rows[row, : len(pages)] = pages
-
-    def take_back(self, row: int) -> None:
-        """The pages of a row's own are free again."""
-        own = [int(page) for page in self._of_rows[row] if page != NO_PAGE and page not in self.shared]
-        self.free += own[::-1]
+    def release(self, row: int) -> None:
+        """The row has its pages no more. Those that hold nothing go first, then those of the end of its text."""
+        for page in reversed([int(page) for page in self._of_rows[row] if page != NO_PAGE]):
+            self._held[page] -= 1
+            if self._held[page] == 0 and page in self._contents:
+                self.free.append(page)
+            elif self._held[page] == 0:
+                self.free.appendleft(page)
         self._of_rows[row] = NO_PAGE
+
+    def _pages(self, positions: int) -> int:
+        return -(-positions // self.sizes.page)
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """The pages that hold what a text begins with, but for its last token, which has to be read."""
+        size, before, found = self.sizes.page, 0, list[int]()
+        for at in range(size, len(tokens), size):
+            page = self._page_of.get((before, tuple(tokens[at - size : at + self._after])))
+            if page is None:
+                break
+            found.append(page)
+            before = self._contents[page].number
+        return found
+
+    def _hold(self, page: int) -> None:
+        if self._held[page] == 0:
+            self.free.remove(page)
+        self._held[page] += 1
+
+    def _fresh(self) -> int:
+        """A free page, which holds nothing from now on."""
+        page = self.free.popleft()
+        if page in self._contents:
+            del self._page_of[self._contents.pop(page).key]
+        self._held[page] = 1
+        return page
