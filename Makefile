@@ -47,7 +47,7 @@ test-browser: $(STAMP)
 	SHARDWRIGHT_BROWSER_TESTS=1 $(BIN)/python -m pytest tests/browser
 
 test-targets: $(TARGETS_STAMP)
-	$(TARGETS_VENV)/bin/python -m pytest tests/targets
+	$(TARGETS_VENV)/bin/python -m pytest -n auto tests/targets
 
 docs: $(STAMP)
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build
@@ -95,6 +95,6 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Apart: with libtpu installed, every program that imports JAX writes to standard error.
 $(TARGETS_STAMP): pyproject.toml constraints.txt
-	$(call install,$(TARGETS_VENV),-e '.[tpu$(comma)cuda]' pytest hypothesis)
+	$(call install,$(TARGETS_VENV),-e '.[tpu$(comma)cuda]' pytest pytest-xdist hypothesis)
 
 comma := ,

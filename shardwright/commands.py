@@ -93,7 +93,7 @@ def import_checkpoint(
             experts=experts,
             expert_capacity=expert_capacity,
             cache_format=cache_format,
-            pages=None if page_size is None else Pages(page_size, pages),
+            pages=Pages.given(page_size, pages),
         )
 
 

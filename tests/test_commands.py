@@ -49,6 +49,14 @@ def test_import_checkpoint(shardwright: Callable[..., Outcome], tmp_path: Path) 
     made = sw.import_checkpoint(tmp_path, "ws2d", SMALL, batch=8)
     done = shardwright("import", tmp_path, "--layout", "ws2d", "--mesh", "x=2,y=2", "--batch", "8")
     assert made.text == done.out
+    for options, said in (
+        ({"page_size": 0, "cache": 32}, "the page size is 0, not 1 or more"),
+        ({"page_size": 4, "cache": 32, "pages": 0}, "the number of pages is 0, not 1 or more"),
+        ({"page_size": 4}, "pages are of a cache, and there is none"),
+        ({"pages": 4, "cache": 32}, "there are 4 pages, and no page size"),
+    ):
+        with pytest.raises(sw.DiagnosticError, match=said):
+            sw.import_checkpoint(tmp_path, "ws2d", SMALL, **options)
     path = tmp_path / "made.shard"
     path.write_text(made.text)
     flags = sw.export(sw.load(str(path)), "vllm", weights=made.mapping)

@@ -11,6 +11,7 @@ from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import (
     Add,
     AllReduce,
+    Attend,
     Fetch,
     Foreign,
     Full,
@@ -163,6 +164,9 @@ class _Function:
                 if isinstance(statement.operation, (*_COPIES, Foreign)):
                     what = f"{statement.operation.keyword} stands within the layers"
                     raise no_pipeline(what, statement.span, "stages compute on what their devices hold")
+                if isinstance(statement.operation, Attend | Update) and statement.operation.page:
+                    why = "stages that are idle write nowhere, and in pages there is no such place"
+                    raise no_pipeline("keys and values lie in pages", statement.span, why)
                 if stages.several:
                     check.statement(statement, inside)
                 for value in statement.results:

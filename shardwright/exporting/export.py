@@ -112,6 +112,7 @@ def _for_engine(
     flags = "" if plan else format_flags(program)
     tied = not any("V" in entry.dims and name != "embed" for name, entry in weights.entries.items())
     near = nearest(program, made, wanted, as_plan=plan, tied=tied, stages=stages)
-    pages = page_flag(near.nearest.program)
-    text = plan_text(near, weights) if plan else near.nearest.text + flags + pages + "\n"
+    if plan:
+        return Exported(plan_text(near, weights), near)
+    text = near.nearest.text + flags + page_flag(near.nearest.program) + "\n"
     return Exported(text, near)

@@ -105,10 +105,18 @@ def format_flags(program: Program) -> str:
 
 
 def page_flag(program: Program) -> str:
-    """vLLM's flag for the positions of a page that a chip holds, after a space; empty where caches have no pages."""
+    """vLLM's flag for the positions of a page that a chip holds, after a space; empty where caches have no pages.
+
+    Raises a `DiagnosticError` for sizes that its kernels of attention do not take (`vllm/v1/attention/backends`,
+    `flash_attn.py`).
+    """
     slots = {
         value.shape.size("T2") // program.mesh.product(value.concrete.split("T2"))
         for value in program.state
         if {"T2", "T3"} <= set(value.shape.names)
     }
+    for size in slots:
+        if size % 16:
+            way_out = "import it with a --page-size of which each chip has a multiple of 16"
+            raise refused(f"vLLM has no pages of which a chip holds {size} positions", way_out)
     return f" --block-size {min(slots)}" if slots else ""

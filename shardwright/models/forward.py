@@ -223,7 +223,7 @@ class _Function:
         return [
             f"func {self.name}(ids: int32 BL) -> {self.types.logits} {{",
             "  pos = iota[L]()",
-            *of_layers(self.model, self.types.dtype, self.positions),
+            *of_layers(self.model, self.types, self.positions),
             *self.embedded("pos"),
             *self.loop(),
             *self.unembedded("last", self.types.logits, "f32 BLV?"),
@@ -254,7 +254,7 @@ class _Function:
             *comment,
             f"func {self.name}{parameters} -> {results} {{",
             f"  at: int32 {batch}L? = {pos} + iota[L]()",
-            *of_layers(self.model, self.types.dtype, self.positions),
+            *of_layers(self.model, self.types, self.positions),
             *(real_tokens(self.types) if self.layer.tells_padding else []),
             *self.embedded("at"),
             *self.loop(),

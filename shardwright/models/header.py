@@ -139,8 +139,11 @@ def _letters(model: Model, *, cached: bool, paged: bool, prompts: bool, groups: 
     experts, opening = model.feedforward.experts, "" if len(model.stacks) == 1 else ", N1 opening layers, F1 of theirs"
     pieces = [
         "B batch" + (", B1 batch of prefill" if prompts else "") + ", L positions of the queries",
-        "T of the cache" if cached else "T of the keys",
-        "T1 pages of a row with T2 slots each, T3 pages in all" if paged else "",
+        *(
+            ["T1 pages of a row", "T2 slots of a page", "T3 pages"]
+            if paged
+            else ["T of the cache" if cached else "T of the keys"]
+        ),
         f"N layers, E embedding, F feedforward{opening}, V vocabulary",
         "W width of the embedding tables" if model.embedding_size is not None else "",
         "X experts, A of them for each token" if experts is not None else "",

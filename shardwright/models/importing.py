@@ -111,7 +111,7 @@ def import_model(
             "split q_proj, k_proj, v_proj and o_proj, or leave out --cache",
         )
     if pages is not None:
-        _check_pages(attention, prompts)
+        _check_pages(cache, attention, prompts)
     request = ProgramRequest(
         chosen, mesh, batch, length, made, attention, cache, prefill_layout, phases, prompts, experts, expert_capacity,
         cache_format=cache_format, pages=pages,
@@ -120,7 +120,9 @@ def import_model(
     return ImportedModel(model, text, weight_map(model), fitted.dropped)
 
 
-def _check_pages(attention: AttentionOver | None, prompts: int | None) -> None:
+def _check_pages(cache: int | None, attention: AttentionOver | None, prompts: int | None) -> None:
+    if cache is None:
+        raise fault("no-pages", "pages are of a cache, and there is none", NOWHERE, "give the cache's positions too")
     if attention == "batch":
         raise fault(
             "no-pages",

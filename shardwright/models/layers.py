@@ -339,11 +339,12 @@ class Layer:
         return f"    {name} = {self.projected(inner, f'{prefix}w_down', f'{prefix}b_down')}"
 
 
-def of_layers(model: Model, dtype: DType, positions: int) -> list[str]:
+def of_layers(model: Model, types: ValueTypes, positions: int) -> list[str]:
     """Statements before the loop over layers, of what these have of their own or share: `windows`, the `frequencies` of
     a rotary embedding that `rotary` does not know, and the `magnitude` of what turns. A program has so many positions.
     """
     rotary, attention = model.rotary, model.attention
+    all_positions = "size[T1] * size[T2]" if types.paged else "size[T]"
     lines: list[str] = []
     if attention.windows_differ:
         lines += [
@@ -351,7 +352,7 @@ def of_layers(model: Model, dtype: DType, positions: int) -> list[str]:
             f"  # {capital(attention.title)}.",
             "  layer = iota[N]()",
             f"  windowed = {_among(attention.windowed)}",
-            f"  windows: int32 N = where(windowed, full[N, int32]({attention.window}), size[T])",
+            f"  windows: int32 N = where(windowed, full[N, int32]({attention.window}), {all_positions})",
         ]
     if rotary is not None and model.computes_frequencies:
         comment, *own = _frequencies(model, "frequencies" if model.local is None else "unbounded", rotary, positions)
@@ -361,7 +362,7 @@ def of_layers(model: Model, dtype: DType, positions: int) -> list[str]:
             lines.append("  frequencies = where(windowed, bounded, unbounded)")
     if model.magnified and rotary is not None:
         longer = number(rotary.magnitude**2)
-        lines.append(f"  magnitude = where(less(iota[D](), {rotary.rotated}), full[D, {dtype}]({longer}), 1.0)")
+        lines.append(f"  magnitude = where(less(iota[D](), {rotary.rotated}), full[D, {types.dtype}]({longer}), 1.0)")
     return [*lines, ""] if lines else []
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.description import Model, Stack
@@ -45,6 +46,18 @@ class Pages:
     size: int
     number: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, number in (("the page size", self.size), ("the number of pages", self.number)):
+            if number is not None and number < 1:
+                raise fault("bad-setting", f"{name} is {number}, not 1 or more", NOWHERE)
+
+    @classmethod
+    def given(cls, size: int | None, number: int | None) -> Pages | None:
+        """The pages that options ask for, if any. Raises where there is a number of them without a size."""
+        if size is None and number is not None:
+            raise fault("bad-setting", f"there are {number} pages, and no page size", NOWHERE, "give both")
+        return None if size is None else cls(size, number)
+
     def of_row(self, cache: int) -> int:
         """The pages that a row of so many positions takes."""
         return -(-cache // self.size)
@@ -55,7 +68,7 @@ class Pages:
 
     def sizes(self, cache: int, rows: str) -> dict[str, int | str]:
         """The dimensions, of `cache` positions for each row at most."""
-        return {"T": "T1*T2", "T1": self.of_row(cache), "T2": self.size, "T3": self.number or f"{rows}*T1"}
+        return {"T1": self.of_row(cache), "T2": self.size, "T3": self.number or f"{rows}*T1"}
 
 
 @dataclass(frozen=True)

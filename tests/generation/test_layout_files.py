@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ from models.checkpoints import config_of
 
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
+from shardwright.models.architectures import describe
+from shardwright.models.config import Config
 from shardwright.models.importing import import_model
 from shardwright.models.value_types import Pages
 from shardwright.serving.generation.plan import GenerationPlan
+from shardwright.serving.generation.planning import PlanOptions, make_plan
 from shardwright.serving.generation.programs import compile_for_generation, surface_program
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
 
 X2Y2 = Mesh.of(x=2, y=2)
 KEYS = config_of("llama-grouped")
@@ -86,6 +92,25 @@ def test_pages_of_a_file(tmp_path: Path) -> None:
         made = surface_program(KEYS, wanted)
         sizes = {name: made.sizes()[name] for name in ("B", "L", "T1", "T2", "T3")}
         assert sizes == {"B": 6, "L": 3, "T1": 8, "T2": 4, "T3": pages}
+    prompts = make_prompts([[1, 2, 3]], 96, None)
+    settings, model = GenerationSettings(4), describe(Config(KEYS))
+    more = make_plan(model, prompts, settings, PlanOptions(decode_layout=str(path), pages=20))
+    assert (more.pages, surface_program(KEYS, more).sizes()["T3"]) == (Pages(4, 20), 20)
+    other = tmp_path / "other.shard"
+    other.write_text(import_model(KEYS, "ws2d", X2Y2, 2, 4, cache=16, pages=Pages(8, 9)).text)
+    with pytest.raises(DiagnosticError) as caught:
+        surface_program(KEYS, replace(wanted, prefill_layout=str(other)))
+    assert "NT3T2K_xD with N=2 T3=9 T2=8 K=2 D=4 here, and " in caught.value.render()
+    long = PlanOptions(decode_layout=str(path), cache=None)
+    path.write_text(import_model(KEYS, "ws2d", X2Y2, 2, 4, cache=64, pages=Pages(24, 9)).text)
+    assert make_plan(model, prompts, settings, long).cache == 64  # of the 72 positions of a row's pages
+    path.write_text(import_model(KEYS, "ws2d", X2Y2, 2, 4, cache=16).text)
+    with pytest.raises(DiagnosticError, match="--pages is for caches of pages, and there is none here"):
+        make_plan(model, prompts, settings, PlanOptions(decode_layout=str(path), pages=20))
+    path.write_text(import_model(KEYS, "ws2d", X2Y2, 2, 4, cache=16, pages=Pages(4, 9)).text.replace("B", "R"))
+    with pytest.raises(DiagnosticError, match="there is no dimension B here"):
+        make_plan(model, prompts, settings, PlanOptions(decode_layout=str(path)))
+    path.write_text(import_model(KEYS, "ws2d", X2Y2, 2, 4, cache=16, pages=Pages(4, 9)).text)
     text = path.read_text()
     path.write_text(text.replace("T2", "S"))
     with pytest.raises(DiagnosticError) as caught:

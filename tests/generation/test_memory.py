@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from models.checkpoints import config_of
 
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
+from shardwright.models.value_types import Pages
 from shardwright.serving.generation.memory import compile_within, compiled, declared, exhaustion
 from shardwright.serving.generation.plan import GenerationPlan
-from shardwright.serving.generation.programs import surface_program
+from shardwright.serving.generation.programs import compile_for_generation, surface_program
 
 KEYS = config_of("falcon")
 
@@ -44,6 +46,17 @@ def test_what_fits_is_compiled() -> None:
     assert note.message.startswith("--attention batch would fit, with ")
 
 
+def test_fewer_pages_come_first() -> None:
+    """They change no token: rows wait for each other."""
+    made = plan(pages=Pages(4), attention="positions")
+    fewer = replace(made, pages=Pages(4, 64))
+    need = compiled(compile_for_generation(surface_program(KEYS, fewer), KEYS, fewer).explicit)
+    with pytest.raises(DiagnosticError) as caught:
+        compile_within(KEYS, made, need.total, 2)
+    (note,) = caught.value.diagnostics[0].notes
+    assert note.message.startswith("--pages 64 would fit, with ")
+
+
 def test_nothing_fits() -> None:
     with pytest.raises(DiagnosticError) as caught:
         compile_within(KEYS, plan(attention="batch"), 1000, 2)
@@ -59,7 +72,7 @@ def test_a_device_that_runs_out_all_the_same() -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.")
     assert caught.value.render() == (
         "folder: error: a device ran out of memory [out-of-memory]\n"
-        "note: give a smaller --batch, --chunk or --cache, --weights int8, or a larger --mesh"
+        "note: give a smaller --batch, --chunk, --cache or --pages, --weights int8, or a larger --mesh"
     )
     with pytest.raises(jax.errors.JaxRuntimeError), exhaustion("folder"):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")

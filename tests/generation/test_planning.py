@@ -52,6 +52,7 @@ def test_new_tokens_are_as_many_as_fit() -> None:
     assert default_new_tokens(MODEL, prompts_of(3, 7), PlanOptions()) == 58
     assert default_new_tokens(MODEL, prompts_of(3, 7), PlanOptions(cache=9)) == 3
     assert default_new_tokens(MODEL, prompts_of(1), PlanOptions()) == 64
+    assert default_new_tokens(MODEL, prompts_of(3, 7), PlanOptions(page_size=4, pages=3)) == 6
     assert default_new_tokens(MODEL, prompts_of(70), PlanOptions()) == 1  # which make_plan then refuses
 
 

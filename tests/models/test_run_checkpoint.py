@@ -140,11 +140,11 @@ def test_import_of_pages(shardwright: Callable, tmp_path: Path) -> None:
     words += ["--attention", "positions", "--page-size", "16"]
     assert shardwright(*words, "--pages", "7").err == ""
     text = out.read_text()
-    assert "dim B=4 L=8 T=T1*T2 T1=2 T2=16 T3=7 " in text
+    assert "dim B=4 L=8 T1=2 T2=16 T3=7 " in text
     assert "state {\n  k: f32 NT3T2_yK_xD\n  v: f32 NT3T2_yK_xD\n  pos: int32 B\n}\n" in text
     assert "func prefill(ids: int32 BL, length: int32 B, pages: int32 BT1) -> f32 BV_xy {\n" in text
     assert "func decode[L=1](ids: int32 BL, pages: int32 BT1) -> f32 BV_xy {\n" in text
-    assert "T1 pages of a row with T2 slots each, T3 pages in all" in " ".join(text.replace("#", " ").split())
+    assert "T1 pages of a row, T2 slots of a page, T3 pages, N layers" in " ".join(text.replace("#", " ").split())
     assert shardwright("run", out).status == 0
     assert shardwright(*words).err == ""
     assert "T3=B*T1" in out.read_text()

@@ -124,11 +124,11 @@ class PagedToySession(ToySession):
         self.pool = np.full((self.pages, self.page), -1)
         self.filled = [0] * self.rows
         self.most = self.tokens_read = 0
-        self.program.sizes = lambda: {"B": self.rows, "T1": self.per_row, "T2": self.page, "T3": self.pages}
+        self.program.sizes = lambda: {"T1": self.per_row, "T2": self.page, "T3": self.pages}
 
     def _func(self, name: str) -> Any:
         func = super()._func(name)
-        func.params.append(SimpleNamespace(name="pages"))
+        func.params.append(SimpleNamespace(name="pages", type=func.params[0].type))
         return func
 
     def written(self, row: int, tokens: Sequence[int], pages: np.ndarray) -> None:

@@ -33,7 +33,7 @@ from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType, ValueType
 from shardwright.ir.walk import lets_in
 from shardwright.models.importing import import_model
-from shardwright.models.value_types import CacheFormat
+from shardwright.models.value_types import CacheFormat, Pages
 from shardwright.passes.pipelines import explicit, run_passes
 from shardwright.passes.transformations.pipeline_layers import PipelineLayers
 
@@ -175,6 +175,14 @@ def test_models(name: str, layout: str, stages: int, batches: int) -> None:
     plain = elaborate(parse(Source(name, imported.text)))
     made = staged(plain, stages, batches)
     assert largest_difference(plain, program(printed(made)), stages, batches) < 1e-11
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_pages_are_refused(batches: int) -> None:
+    config = transformers_config("llama-grouped").to_dict()
+    imported = import_model(config, "ws2d", Mesh.of(x=2), 4, 3, DType.F32, cache=6, pages=Pages(2))
+    with pytest.raises(DiagnosticError, match="pipeline-layers: keys and values lie in pages"):
+        staged(elaborate(parse(Source("paged", imported.text))), 2, batches)
 
 
 @pytest.mark.parametrize("batches", [2, 4])

@@ -179,6 +179,8 @@ class _Run:
                 following = islice(self.waiting, len(free))
                 free = free[: self.pages.fitting([self.needs(prompt) for prompt, _ in following])]
                 least = least if any(self.texts) else 1
+                if not free and not any(self.texts):
+                    raise self.waiting[0][0].fault("cache-full", "its text needs more pages than there are")
             if len(free) < least:
                 break
             yield from fill(free)

@@ -63,7 +63,7 @@ def exhaustion(name: str) -> Generator[None]:
             "out-of-memory",
             "a device ran out of memory",
             NOWHERE,
-            "give a smaller --batch, --chunk or --cache, --weights int8, or a larger --mesh",
+            "give a smaller --batch, --chunk, --cache or --pages, --weights int8, or a larger --mesh",
         )
         said.source = Source(name, "")
         raise said from error
@@ -161,6 +161,13 @@ def _variants(plan: GenerationPlan, devices: int) -> Iterator[tuple[str, Generat
         named = f"--weights {weights}" if weights != plan.weights else ""
         if named:
             yield named, replace(plan, weights=weights)
+        if plan.pages is not None:
+            fewest, pages = plan.pages.of_row(plan.cache), plan.pages.of_rows(plan.batch, plan.cache)
+            while pages > fewest:
+                pages = max(fewest, pages // 2)
+                fewer = replace(plan.pages, number=pages)
+                yield f"{named} --pages {pages}".strip(), replace(plan, weights=weights, pages=fewer)
+            named, plan = f"{named} --pages {fewest}", replace(plan, pages=replace(plan.pages, number=fewest))
         batch = plan.batch // 2
         while batch:
             own = None if plan.prefill_batch is None else min(plan.prefill_batch, batch)

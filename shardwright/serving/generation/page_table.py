@@ -36,7 +36,7 @@ def pool_sizes(program: Program) -> PoolSizes | None:
     table = next((value for value in program.func("decode").params if value.name == "pages"), None)
     if table is None:
         return None
-    sizes = program.sizes()
+    sizes, rows = program.sizes(), table.type.dims[0].size
     missing = [name for name in ("T1", "T2", "T3") if name not in sizes]
     if missing:
         raise fault(
@@ -45,7 +45,7 @@ def pool_sizes(program: Program) -> PoolSizes | None:
             table.span,
             "shardwright import CHECKPOINT --cache T --page-size S -o FILE writes such a program",
         )
-    return PoolSizes(sizes["B"], sizes["T1"], sizes["T2"], sizes["T3"])
+    return PoolSizes(rows, sizes["T1"], sizes["T2"], sizes["T3"])
 
 
 def cache_sizes(program: Program, cache: int) -> dict[str, int]:
@@ -56,8 +56,8 @@ def cache_sizes(program: Program, cache: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Content:
-    """What a page holds: the tokens that come after those of the page before it, by the number of that one's content,
-    0 where there is none, and log-probabilities of the tokens after each of them, where these are known."""
+    """Tokens whose keys and values a page holds. `key` has them, after the number of what the page before them holds, 0
+    where there is none; `scores` are log-probabilities of the tokens after each, where these are known."""
 
     number: int
     key: tuple[int, tuple[int, ...]]

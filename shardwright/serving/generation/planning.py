@@ -90,7 +90,7 @@ def _made(
 ) -> GenerationPlan:
     given = _of_files(options)
     mesh = options.mesh or given.mesh or default_mesh(cast(Any, importlib.import_module("jax")).device_count())
-    cache = options.cache or given.cache
+    cache = options.cache or (given.cache and (min(given.cache, model.longest) if given.pages else given.cache))
     if cache is not None and cache > model.longest:
         raise fault(
             "too-long",
@@ -109,7 +109,7 @@ def _made(
             cache = min(-(-cache // mesh.n_chips) * mesh.n_chips, model.longest)
     texts = len(prompts) * settings.samples
     batch = options.batch or given.batch or _even(min(texts, BATCH), mesh, options)
-    pages = given.pages if options.page_size is None else Pages(options.page_size, options.pages)
+    pages = given.pages or Pages.given(options.page_size, options.pages)
     if pages is not None and pages.number is not None:
         for prompt in prompts:
             larger = "--pages" if options.pages else ""
@@ -141,7 +141,11 @@ def _made(
 
 def default_new_tokens(model: Model, prompts: Sequence[Prompt], options: PlanOptions) -> int:
     """How many new tokens there are to be where nothing is said: no more than there is room for."""
-    room = options.cache or _of_files(options).cache or model.longest
+    given = _of_files(options)
+    room = min(options.cache or given.cache or model.longest, model.longest)
+    pages = given.pages or Pages.given(options.page_size, options.pages)
+    if pages is not None and pages.number is not None:
+        room = min(room, pages.number * pages.size)
     return max(1, min(NEW_TOKENS, room - max(len(prompt.tokens) for prompt in prompts) + 1))
 
 
@@ -203,7 +207,7 @@ def _of_files(options: PlanOptions) -> _Given:
     files = [layout for layout in (options.decode_layout, options.prefill_layout) if layout and is_file(layout)]
     if not files:
         return _Given()
-    of_presets = ["attention", "prefill_batch", "dtype", "cache_format", "page_size", "pages"]
+    of_presets = ["attention", "prefill_batch", "dtype", "cache_format", "page_size"]
     if is_file(options.decode_layout) and (options.prefill_layout is None or is_file(options.prefill_layout)):
         of_presets += ["experts", "expert_capacity"]
     for name in of_presets:
@@ -220,8 +224,11 @@ def _of_files(options: PlanOptions) -> _Given:
         program = elaborate(module)
         given = {name: size for name, size in (("B", options.batch), ("L", options.chunk)) if size is not None}
         pool = pool_sizes(program) if any(func.name == "decode" for func in program.funcs) else None
+        if pool is None and options.pages is not None:
+            raise fault("layout-file", "--pages is for caches of pages, and there is none here", NOWHERE)
         if pool is not None:
             given |= {} if options.cache is None else cache_sizes(program, options.cache)
+            given |= {} if options.pages is None else {"T3": options.pages}
             pool = pool_sizes(elaborate(module, None, given))
         sizes: Mapping[str, int] = program.sizes()
         for name in "BLT" if pool is None else "BL":

@@ -15,7 +15,7 @@ from shardwright.ir.ops import Rotary
 from shardwright.ir.placements import on_device
 from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.text.parser import parse, read_source
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, TensorType
 from shardwright.ir.walk import sites
 from shardwright.ir.weight_source import WeightSource
 from shardwright.models.architectures import describe
@@ -149,6 +149,8 @@ def _of_file(source: Source, plan: GenerationPlan) -> Program:
         declared = elaborate(module, mesh)
         _check(declared, plan)
         sizes = {"B": plan.batch, "L": plan.chunk} | cache_sizes(declared, plan.cache)
+        if "T1" in sizes and plan.pages is not None:
+            sizes["T3"] = plan.pages.of_rows(plan.batch, plan.cache)
         program = _with_choosing(source, mesh, sizes)
         # Where values lie is for `offload`; without its pass, everything is computed where it lies, on the devices.
         moves = any(isinstance(applied, Offload) for applied in plan.passes)
@@ -271,7 +273,11 @@ def _declared(what: str, ours: Sequence[Any], theirs: Sequence[Any]) -> list[tup
 
 
 def _differ(what: str, ours: object, theirs: object) -> DiagnosticError:
+    alike = str(ours) == str(theirs)
+
     def said(value: object) -> str:
+        if alike and isinstance(value, TensorType):
+            return f"{value} with {' '.join(f'{dim.name}={dim.size}' for dim in value.dims)}"
         return "missing" if value is None else str(value)
 
     return fault(
