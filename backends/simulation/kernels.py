@@ -142,11 +142,11 @@ def _softmax(operation: ops.Softmax, call: Call) -> Array:
     scores = value.array
     if operation.causal is not None:
         t = positions_along(value.kind, operation.dims[0], names, call.setting)
-        l = positions_along(value.kind, operation.causal, names, call.setting)  # noqa: E741
+        own = positions_along(value.kind, operation.causal, names, call.setting)
         pos = like(call.args[1], DType.INT32, names, call.setting) if len(call.args) > 1 else np.zeros((), np.int64)
-        visible = t <= l + pos
+        visible = t <= own + pos
         if operation.window:
-            visible = visible & (t > l + pos - operation.window)
+            visible = visible & (t > own + pos - operation.window)
         scores = np.where(visible, scores, -np.inf).astype(scores.dtype)
     over = _reduce_axes(value, operation.dims, call.setting)
     powers = np.exp(scores - scores.max(axis=over, keepdims=True))

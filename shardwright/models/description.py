@@ -329,10 +329,11 @@ class Model:
         """The dimension of the embedding tables beside V."""
         return "E" if self.embedding_size is None else "W"
 
-    def sizes(self, batch: int, length: int, cache: int | None = None) -> dict[str, int | str]:
-        """The dimensions of the program, in the order in which they are declared; text is another's name."""
+    def sizes(self, batch: int, length: int, cache: Mapping[str, int | str] | None = None) -> dict[str, int | str]:
+        """The dimensions of the program, in the order in which they are declared, those of the positions of a `cache`
+        among them; text is another's name."""
         attention, positions = self.attention, self.positions
-        made: dict[str, int | str] = {"B": batch, "L": length, "T": cache or "L"}
+        made: dict[str, int | str] = {"B": batch, "L": length, **(cache or {"T": "L"})}
         made |= {stack.dim: stack.layers for stack in self.stacks} | {"E": self.hidden}
         made |= {stack.width: stack.feedforward.size for stack in self.stacks} | {"V": self.vocab}
         if self.embedding_size is not None:

@@ -81,14 +81,16 @@ def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout
     Raises where there is no such layout, or two that store weights differently.
     """
     mesh, cache = request.mesh, request.cache
-    sizes = model.sizes(request.batch, request.length, cache)
+    pages, positions = request.pages, None
+    if cache is not None:
+        positions = {"T": cache} if pages is None else pages.sizes(cache, SEQUENCES.dim)
+    sizes = model.sizes(request.batch, request.length, positions)
     if request.prompts is not None:
         sizes[PROMPTS.dim] = request.prompts
     numbers = {name: size for name, size in sizes.items() if isinstance(size, int)}
-    cached, pages = cache is not None, request.pages
-    if cache is not None and pages is not None:
-        sizes = _with_pages(sizes, pages.sizes(cache, SEQUENCES.dim))
+    if pages is not None:
         numbers["T"] = pages.size
+    cached = cache is not None
     functions = {"forward": request.layout}
     if cached:
         # Decode comes first: its preset stores the weights.
@@ -165,14 +167,6 @@ def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout
         filling = next(own for own in types.values() if own.rows is PROMPTS)
         lines += ["", *adopt(filling, types["decode"])]
     return "\n".join(lines) + "\n", fitted[0]
-
-
-def _with_pages(sizes: Mapping[str, int | str], paged: Mapping[str, int | str]) -> dict[str, int | str]:
-    """The dimensions with those of pages where T stands."""
-    made: dict[str, int | str] = {}
-    for name, size in sizes.items():
-        made |= paged if name == "T" else {name: size}
-    return made
 
 
 def _sized(dim: str, size: int | str, order: Sequence[str]) -> str:

@@ -183,7 +183,7 @@ def stores_alike(sweep: Sweep, decode: Configuration, layout: str) -> bool:
     here = decode.deployment
     names: Sequence[str] = (here.layout, layout)
     groups = [made for phase in ("decode", "prefill") if (made := here.token_groups(decode.batch, sweep.length(phase)))]
-    sizes = sweep.model.model.sizes(decode.batch, sweep.prompt, sweep.context)
+    sizes = sweep.model.model.sizes(decode.batch, sweep.prompt, {"T": sweep.context})
     numbers = {name: size for name, size in sizes.items() if isinstance(size, int)}
     try:
         fit_layouts(names, here.mesh, numbers, here.model.attention, here.attention, cached=True, groups=groups)

@@ -155,7 +155,7 @@ def candidates(deployment: Deployment, phase: Phase, batch: int, length: int) ->
 def fitted_layout(deployment: Deployment, batch: int, length: int) -> PresetLayout:
     """The layout as far as the model's sizes and the batch divide over the mesh, and the groups of its tokens."""
     model, groups = deployment.model, deployment.token_groups(batch, length)
-    sizes = {name: size for name, size in model.sizes(batch, _PROMPT, CONTEXT).items() if isinstance(size, int)}
+    sizes = {name: size for name, size in model.sizes(batch, _PROMPT, {"T": CONTEXT}).items() if isinstance(size, int)}
     attention = deployment.attention
     sent = [] if groups is None else [groups]
     return fit_layouts(

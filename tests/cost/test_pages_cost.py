@@ -44,7 +44,7 @@ def test_each_row_reads_its_pages(pool: str, table: str, q: str, wanted: float) 
 
 
 def test_rows_read_no_more_than_the_pool() -> None:
-    """Of tables with more entries than there are pages: that many, in bytes and in products."""
+    """Tables with more entries than there are pages read each page once, in bytes and in products."""
     pools = [priced(f"X_xP{n}SKD", "X_xBM", "X_xBLKGD", n) for n in ("", "1")]
     whole, part = (next(work for work in works if work.operation == "attend") for works in pools)
     assert part.bytes_read == pytest.approx(whole.bytes_read / 4, rel=0.04)

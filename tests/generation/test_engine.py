@@ -139,7 +139,7 @@ def test_texts_wait_for_pages(pages: int, together: int, calls: int) -> None:
 
 
 def test_a_shared_prefix_lies_in_pages_once() -> None:
-    """Of 18 tokens that all share the first 16 lie in four pages; each text has two of its own, for six more."""
+    """Four pages hold the first 16 of the 18 tokens that all prompts share; each text has two pages of its own."""
     prompts = [[*range(18), 30 + i] for i in range(12)]
     session = PagedToySession(4, 5, page=4, per_row=6, pages=12)
     done = run(session, prompts, GenerationSettings(max_new_tokens=4))
@@ -150,7 +150,7 @@ def test_a_shared_prefix_lies_in_pages_once() -> None:
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_pages_that_hold_a_prompt_are_not_read_again(scores: bool) -> None:
-    """Of twelve samples of a prompt of 19 tokens the first four read it all; those after them find 16 of its tokens,
+    """The first four of twelve samples of a prompt of 19 tokens read it all; those after them find 16 of its tokens,
     in the pages of the others while these go on and after they have ended."""
     prompt = [*range(19)]
     session = PagedToySession(4, 32, None, scores, page=4, per_row=6, pages=24)

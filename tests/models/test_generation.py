@@ -126,17 +126,48 @@ def test_a_cache_in_8_bits_is_within_half_a_step(
     assert 1e-5 < apart < most
 
 
-COMPILED: list[tuple[str, str, str | None, AttentionOver, Mesh]] = [
-    ("falcon", "ws2d", "wg-xy", "batch", Mesh.of(x=2, y=2, z=2)),
-    ("llama-grouped", "ws2d", "wg-xyz", "head", Mesh.of(x=2, y=2)),
-    ("mistral", "ws1d", None, "batch", Mesh.of(x=2, y=2)),
-    ("gpt-neox", "megatron", None, "head", Mesh.of(x=2)),
-    ("opt", "wg-x", "ws2d", "batch", Mesh.of(x=2)),
-    ("qwen2-window", "ws2d", "wg-x", "positions", Mesh.of(x=2, y=2)),
+PAGES = Pages(4, 11)
+"""Pages of 4 positions: rows need 3, 3, 1 and 2 of the 5 that each may have, and two are nobody's."""
+
+TABLE = np.array([[7, 2, 9, -1, -1], [0, 5, 10, -1, -1], [3, -1, -1, -1, -1], [8, 1, -1, -1, -1]], np.int32)
+
+
+def by_pages(run: Run) -> Run:
+    """The run with the table of pages."""
+    return lambda func, args, state: run(func, {**args, "pages": TABLE}, state)
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "qwen2-window"])
+def test_in_pages(checkpoint: Callable[..., Path], name: str) -> None:
+    """The slots of pages that no row has are filled with NaN, which nothing may see."""
+    folder = checkpoint(name)
+    program, weights = program_of(folder, "ws2d", Mesh.of(x=2, y=2), pages=PAGES)
+
+    def run(func: str, args: dict[str, np.ndarray], state: dict[str, np.ndarray]) -> tuple[np.ndarray, Any]:
+        for value in state.values():
+            if value.dtype.kind == "f":
+                value[:, np.setdiff1d(np.arange(11), TABLE)] = np.nan
+        (logits,), after = evaluate(program, func, args, weights, state)
+        return logits, after
+
+    agree(generate(program, by_pages(run), tokens()), wanted(folder, tokens()))
+
+
+COMPILED: list[tuple[str, str, str | None, AttentionOver, Mesh, Pages | None]] = [
+    ("falcon", "ws2d", "wg-xy", "batch", Mesh.of(x=2, y=2, z=2), None),
+    ("llama-grouped", "ws2d", "wg-xyz", "head", Mesh.of(x=2, y=2), None),
+    ("mistral", "ws1d", None, "batch", Mesh.of(x=2, y=2), None),
+    ("gpt-neox", "megatron", None, "head", Mesh.of(x=2), None),
+    ("opt", "wg-x", "ws2d", "batch", Mesh.of(x=2), None),
+    ("qwen2-window", "ws2d", "wg-x", "positions", Mesh.of(x=2, y=2), None),
+    ("llama-grouped", "ws2d", "wg-xyz", "head", Mesh.of(x=2, y=2), PAGES),
+    ("qwen2-window", "ws2d", "wg-x", "positions", Mesh.of(x=2, y=2), PAGES),
+    ("gemma3", "megatron", None, "head", Mesh.of(x=2), PAGES),
+    ("deepseek-v2", "ws1d", None, "positions", Mesh.of(x=2), PAGES),
 ]
 
 
-@pytest.mark.parametrize(("name", "layout", "prefill", "attention", "mesh"), COMPILED)
+@pytest.mark.parametrize(("name", "layout", "prefill", "attention", "mesh", "pages"), COMPILED)
 def test_compiled(
     checkpoint: Callable[..., Path],
     name: str,
@@ -144,76 +175,15 @@ def test_compiled(
     prefill: str | None,
     attention: AttentionOver,
     mesh: Mesh,
+    pages: Pages | None,
 ) -> None:
     """Under JAX on virtual devices, prefill and decode in layouts of their own over weights stored once."""
     folder = checkpoint(name)
-    program, weights = program_of(folder, layout, mesh, prefill_layout=prefill, attention=attention)
+    program, weights = program_of(folder, layout, mesh, prefill_layout=prefill, attention=attention, pages=pages)
     session = Session(explicit(program), weights)
 
     def run(func: str, args: dict[str, np.ndarray], _: dict[str, np.ndarray]) -> tuple[np.ndarray, Any]:
         (logits,) = session.call(func, args)
         return logits, session.state
 
-    agree(generate(program, run, tokens()), wanted(folder, tokens()))
-
-
-PAGES = Pages(4, 11)
-"""Of 4 positions: rows need 3, 3, 1 and 2 of the 5 that each may have, and two are nobody's."""
-
-TABLE = np.array([[7, 2, 9, -1, -1], [0, 5, 10, -1, -1], [3, -1, -1, -1, -1], [8, 1, -1, -1, -1]], np.int32)
-
-
-def by_pages(run: Run) -> Run:
-    """The run with a table of pages, the slots of all others filled with NaN, which nothing may see."""
-
-    def with_table(
-        func: str, args: dict[str, np.ndarray], state: dict[str, np.ndarray]
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        nobodys = np.setdiff1d(np.arange(11), TABLE)
-        for name, value in state.items():
-            if name != "pos" and value.dtype.kind == "f":
-                value[:, nobodys] = np.nan
-        return run(func, {**args, "pages": TABLE}, state)
-
-    return with_table
-
-
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "qwen2-window"])
-def test_in_pages(checkpoint: Callable[..., Path], name: str) -> None:
-    folder = checkpoint(name)
-    program, weights = program_of(folder, "ws2d", Mesh.of(x=2, y=2), pages=PAGES)
-
-    def run(func: str, args: dict[str, np.ndarray], state: dict[str, np.ndarray]) -> tuple[np.ndarray, Any]:
-        (logits,), after = evaluate(program, func, args, weights, state)
-        return logits, after
-
-    agree(generate(program, by_pages(run), tokens()), wanted(folder, tokens()))
-
-
-IN_PAGES: list[tuple[str, str, str | None, AttentionOver, Mesh]] = [
-    ("llama-grouped", "ws2d", "wg-xyz", "head", Mesh.of(x=2, y=2)),
-    ("qwen2-window", "ws2d", "wg-x", "positions", Mesh.of(x=2, y=2)),
-    ("gemma3", "megatron", None, "head", Mesh.of(x=2)),
-    ("deepseek-v2", "ws1d", None, "positions", Mesh.of(x=2)),
-]
-
-
-@pytest.mark.parametrize(("name", "layout", "prefill", "attention", "mesh"), IN_PAGES)
-def test_compiled_in_pages(
-    checkpoint: Callable[..., Path],
-    name: str,
-    layout: str,
-    prefill: str | None,
-    attention: AttentionOver,
-    mesh: Mesh,
-) -> None:
-    folder = checkpoint(name)
-    program, weights = program_of(folder, layout, mesh, prefill_layout=prefill, attention=attention, pages=PAGES)
-    session = Session(explicit(program), weights)
-
-    def run(func: str, args: dict[str, np.ndarray], _: dict[str, np.ndarray]) -> tuple[np.ndarray, Any]:
-        (logits,) = session.call(func, args)
-        return logits, session.state
-
-    found = generate(program, lambda func, args, state: run(func, {**args, "pages": TABLE}, state), tokens())
-    agree(found, wanted(folder, tokens()))
+    agree(generate(program, by_pages(run) if pages else run, tokens()), wanted(folder, tokens()))

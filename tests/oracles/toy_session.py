@@ -123,6 +123,7 @@ class PagedToySession(ToySession):
         super().__post_init__()
         self.pool = np.full((self.pages, self.page), -1)
         self.filled = [0] * self.rows
+        self.table = np.full((self.rows, self.per_row), -1)
         self.most = self.tokens_read = 0
         self.program.sizes = lambda: {"T1": self.per_row, "T2": self.page, "T3": self.pages}
 
@@ -131,45 +132,50 @@ class PagedToySession(ToySession):
         func.params.append(SimpleNamespace(name="pages", type=func.params[0].type))
         return func
 
-    def written(self, row: int, tokens: Sequence[int], pages: np.ndarray) -> None:
+    def run(self, name: str, args: dict[str, Any]) -> tuple[np.ndarray, ...]:
+        rest = {**args}
+        self.table = rest.pop("pages", self.table)
+        return super().run(name, rest)
+
+    call = run
+
+    def written(self, row: int, tokens: Sequence[int]) -> None:
         for at, token in enumerate(tokens, self.filled[row]):
             page, slot = divmod(at, self.page)
-            if page < self.per_row and pages[row, page] >= 0:
-                self.pool[pages[row, page], slot] = token
+            if page < self.per_row and self.table[row, page] >= 0:
+                self.pool[self.table[row, page], slot] = token
 
-    def held(self, row: int, pages: np.ndarray) -> list[int]:
-        numbers = [pages[row, page] for page in range(min(self.per_row, -(-self.filled[row] // self.page)))]
+    def held(self, row: int) -> list[int]:
+        numbers = [self.table[row, page] for page in range(min(self.per_row, -(-self.filled[row] // self.page)))]
         tokens = [int(token) for page in numbers if page >= 0 for token in self.pool[page]]
         return tokens[: self.filled[row]]
 
-    def logits(self, pages: np.ndarray) -> np.ndarray:
-        self.most = max(self.most, len(np.unique(pages[pages >= 0])))
-        return np.stack([logits_after(self.held(row, pages)) for row in range(self.rows)])
+    def logits(self) -> np.ndarray:
+        self.most = max(self.most, len(np.unique(self.table[self.table >= 0])))
+        return np.stack([logits_after(self.held(row)) for row in range(self.rows)])
 
-    def prefill(self, ids: np.ndarray, length: np.ndarray, pages: np.ndarray) -> tuple[np.ndarray]:  # type: ignore[override]
+    def prefill(self, ids: np.ndarray, length: np.ndarray) -> tuple[np.ndarray]:
         self.tokens_read += int(length.sum())
         for row, n in enumerate(length):
-            self.written(row, ids[row], pages)
+            self.written(row, ids[row])
             self.filled[row] += int(n)
-        return (self.logits(pages),)
+        return (self.logits(),)
 
-    def score(  # type: ignore[override]
-        self, ids: np.ndarray, length: np.ndarray, target: np.ndarray, pages: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def score(self, ids: np.ndarray, length: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         before = [*self.filled]
-        (logits,) = self.prefill(ids, length, pages)
+        (logits,) = self.prefill(ids, length)
         found = np.full(ids.shape, np.nan).view(_Here)
         for row, n in enumerate(length):
-            held = self.held(row, pages)
+            held = self.held(row)
             for i in range(n):
                 found[row, i] = log_softmax(logits_after(held[: before[row] + i + 1]))[target[row, i]]
         return logits, found
 
-    def decode(self, ids: np.ndarray, pages: np.ndarray) -> tuple[np.ndarray]:  # type: ignore[override]
+    def decode(self, ids: np.ndarray) -> tuple[np.ndarray]:
         for row in range(self.rows):
-            self.written(row, ids[row], pages)
+            self.written(row, ids[row])
             self.filled[row] += 1
-        return (self.logits(pages),)
+        return (self.logits(),)
 
     def restart(self, kept: np.ndarray) -> tuple[np.ndarray]:
         self.filled = [int(n) if n >= 0 else now for n, now in zip(kept, self.filled, strict=True)]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.program import Program
+from shardwright.models.value_types import Pages
 
 NO_PAGE = -1
 """The entry of a table where a row has no page: nothing is written there, and nothing seen."""
@@ -51,7 +52,7 @@ def pool_sizes(program: Program) -> PoolSizes | None:
 def cache_sizes(program: Program, cache: int) -> dict[str, int]:
     """The dimension, with its size, that gives each row of a program so many positions, or the pages for them."""
     pool = pool_sizes(program)
-    return {"T": cache} if pool is None else {"T1": -(-cache // pool.page)}
+    return {"T": cache} if pool is None else {"T1": Pages(pool.page).of_row(cache)}
 
 
 @dataclass(frozen=True)

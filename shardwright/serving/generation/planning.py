@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
@@ -88,9 +88,9 @@ def make_plan(
 def _made(
     model: Model, prompts: Sequence[Prompt], settings: GenerationSettings, options: PlanOptions
 ) -> GenerationPlan:
-    given = _of_files(options)
+    given = _given(model, options)
     mesh = options.mesh or given.mesh or default_mesh(cast(Any, importlib.import_module("jax")).device_count())
-    cache = options.cache or (given.cache and (min(given.cache, model.longest) if given.pages else given.cache))
+    cache, pages = given.cache, given.pages
     if cache is not None and cache > model.longest:
         raise fault(
             "too-long",
@@ -109,7 +109,6 @@ def _made(
             cache = min(-(-cache // mesh.n_chips) * mesh.n_chips, model.longest)
     texts = len(prompts) * settings.samples
     batch = options.batch or given.batch or _even(min(texts, BATCH), mesh, options)
-    pages = given.pages or Pages.given(options.page_size, options.pages)
     if pages is not None and pages.number is not None:
         for prompt in prompts:
             larger = "--pages" if options.pages else ""
@@ -141,11 +140,10 @@ def _made(
 
 def default_new_tokens(model: Model, prompts: Sequence[Prompt], options: PlanOptions) -> int:
     """How many new tokens there are to be where nothing is said: no more than there is room for."""
-    given = _of_files(options)
-    room = min(options.cache or given.cache or model.longest, model.longest)
-    pages = given.pages or Pages.given(options.page_size, options.pages)
-    if pages is not None and pages.number is not None:
-        room = min(room, pages.number * pages.size)
+    given = _given(model, options)
+    room = given.cache or model.longest
+    if given.pages is not None and given.pages.number is not None:
+        room = min(room, given.pages.number * given.pages.size)
     return max(1, min(NEW_TOKENS, room - max(len(prompt.tokens) for prompt in prompts) + 1))
 
 
@@ -194,13 +192,23 @@ def _even(batch: int, mesh: Mesh, options: PlanOptions) -> int:
 
 @dataclass(frozen=True)
 class _Given:
-    """The declarations of a layout's file."""
+    """The mesh, rows, tokens of a chunk, positions and pages that are given; None where nothing says."""
 
     mesh: Mesh | None = None
     batch: int | None = None
     chunk: int | None = None
     cache: int | None = None
     pages: Pages | None = None
+
+
+def _given(model: Model, options: PlanOptions) -> _Given:
+    """The sizes that options and files give, options first. A row's pages may have more positions than the model, and
+    are used no further."""
+    found = _of_files(options)
+    if found.pages is None:
+        return replace(found, cache=options.cache or found.cache, pages=Pages.given(options.page_size, options.pages))
+    assert found.cache is not None
+    return replace(found, cache=options.cache or min(found.cache, model.longest))
 
 
 def _of_files(options: PlanOptions) -> _Given:
