@@ -192,7 +192,9 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     )
     config, model, prompts, tokenizer = inputs.config, inputs.model, inputs.prompts, inputs.tokenizer
     options = _options(args)
-    new = default_new_tokens(model, prompts, options) if args.max_new_tokens is None else args.max_new_tokens
+    new: int | None = args.max_new_tokens
+    if new is None:
+        new = default_new_tokens(model, prompts, options, args.checkpoint)
     settings = settings_of(args, inputs.stop_tokens, new, args.samples)
     plan = make_plan(model, prompts, settings, options, args.checkpoint)
     streamed = writes and _is_plain(args) and (args.stream or sys.stdout.isatty())

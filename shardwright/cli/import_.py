@@ -67,6 +67,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.check(lambda args: None if args.mesh else "the following arguments are required: --mesh")
     parser.check(_only_batch_and_length)
     parser.check(_phases_need_a_cache)
+    parser.check(lambda args: "--pages needs --page-size S" if args.pages and not args.page_size else None)
     parser.check(json_needs_output)
 
 

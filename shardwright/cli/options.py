@@ -281,12 +281,6 @@ def add_pages(parser: Parser) -> None:
     ).add_argument
     add("--page-size", type=positive, metavar="S", help="positions of a page")
     add("--pages", type=positive, metavar="P", help="pages for all rows (default: enough)")
-    parser.check(_pages_need_a_size)
-
-
-def _pages_need_a_size(args: argparse.Namespace) -> str | None:
-    of_file = str(getattr(args, "decode_layout", "")).endswith(".shard")
-    return "--pages needs --page-size S" if args.pages and not args.page_size and not of_file else None
 
 
 def _capacity_needs_sending(args: argparse.Namespace) -> str | None:

@@ -157,6 +157,10 @@ def test_wrong_usage(argv: list[str], why: str, generate: Callable) -> None:
             "note: leave out --prefill-batch, or --page-size\n",
         ),
         (
+            ["--tokens", "1", "--pages", "4"],
+            "{folder}: error: there are 4 pages, and no page size [bad-setting]\nnote: give both\n",
+        ),
+        (
             ["--prompts", "nowhere.jsonl"],
             "nowhere.jsonl: error: no such file or directory [file]\n",
         ),

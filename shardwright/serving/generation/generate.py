@@ -89,7 +89,7 @@ def generate(
         Place.of(objective, chip, calls),
     )
     if max_new_tokens is None:
-        max_new_tokens = default_new_tokens(model, made, options)
+        max_new_tokens = default_new_tokens(model, made, options, str(checkpoint))
     settings = GenerationSettings(
         max_new_tokens, temperature, top_k, top_p, seed, samples, inputs.stop_tokens, logprobs
     )

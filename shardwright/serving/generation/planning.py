@@ -138,9 +138,13 @@ def _made(
     )
 
 
-def default_new_tokens(model: Model, prompts: Sequence[Prompt], options: PlanOptions) -> int:
-    """How many new tokens there are to be where nothing is said: no more than there is room for."""
-    given = _given(model, options)
+def default_new_tokens(
+    model: Model, prompts: Sequence[Prompt], options: PlanOptions, checkpoint: str = "checkpoint"
+) -> int:
+    """How many new tokens there are to be where nothing is said: no more than there is room for. Raises as
+    `make_plan` where options do not go together."""
+    with located(Source(checkpoint, "")):
+        given = _given(model, options)
     room = given.cache or model.longest
     if given.pages is not None and given.pages.number is not None:
         room = min(room, given.pages.number * given.pages.size)
