@@ -127,7 +127,8 @@ class Descent:
         if found is None or found.solution.cost > least.solution.cost + part.tolerance(part.unit):
             return None
         bound = min(found.solution.cost, least.solution.bound)
-        return replace(found, solution=replace(found.solution, bound=bound), bound_bytes=least.bound_bytes)
+        solution = replace(found.solution, bound=bound)
+        return replace(found, solution=solution, bound_bytes=least.bound_bytes, shared_edges=least.shared_edges)
 
     def on(self, axes: Sequence[int], within: Within | None = None) -> LayoutProblem:
         """The problem on these axes of its mesh. Raises a `DiagnosticError` where demands cannot be met on them."""
@@ -153,7 +154,7 @@ class Descent:
                 found = Descent(self.solver.of(self.on(here, within)))
             except DiagnosticError:
                 return None
-            if not found.step(within) or (now := found.states) is None:
+            if not found.take(found.solver) or (now := found.states) is None:
                 return None
             states[:, here] = now
         return states
@@ -201,10 +202,18 @@ class Descent:
         problem = self.solver.problem
         try:
             part = self.solver.of(layout_problem(problem.program, problem.options, within))
-            part.limit = limit or part.limit
-            part.build()
         except DiagnosticError:  # this part has no choice that goes together
             return False
+        part.limit = limit or part.limit
+        return self.take(part)
+
+    def take(self, part: Solver) -> bool:
+        """The same of a part that is no graph yet."""
+        try:
+            part.build()
+        except DiagnosticError:
+            return False
+        within = part.problem.within
         known = self.states if within.states is None else within.states
         solution = part.graph.eliminated(_ENTRIES) or part.graph.minimize(
             part.tolerance(part.unit), _NODES, self.enough, known=lambda: part.numbered(known), patience=0

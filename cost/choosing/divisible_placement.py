@@ -89,6 +89,7 @@ def place_layouts(
         cheapest,
         solution=replace(cheapest.solution, bound=min(bound, cheapest.solution.cost)),
         bound_bytes=min(least, default=None),
+        shared_edges=best.shared_edges,
     )
 
 

@@ -57,6 +57,8 @@ class EdgeTables:
     price: Price
     moving: Callable[[Group], Costs]
     detours: Detours = field(default_factory=Detours)
+    shared: bool = False
+    """Tells whether a movement at an edge may have served something else, so that apart it would cost otherwise."""
 
     def tables(self) -> Iterator[tuple[float, TableFactor]]:
         if self.problem.options.orders:
@@ -231,18 +233,22 @@ class _FuncEdges:
         them gathers another could be cut from."""
         variables = (home, *(variable for variable, _ in reading))
         sizes = [len(costs), *(kept.shape[1] for _, kept in reading)]
+        alone = [kept & (each | ~self.same(home, v)) for (v, kept), each in zip(reading, same, strict=True)]
         if self.problem.options.edges_apart:
-            same = [kept & (each | ~self.same(home, v)) for (v, kept), each in zip(reading, same, strict=True)]
+            same = alone
         if math.prod(sizes) > _MOST_ROWS:
+            self.of.shared = True
             for (variable, _), each in zip(reading, same, strict=True):
                 yield _table((home, variable), np.where(each, np.floor(costs / len(reading))[:, None], 0.0))
             return
-        any_same, all_kept = np.zeros(sizes, np.bool_), np.ones(sizes, np.bool_)
-        for slot, ((_, kept), each) in enumerate(zip(reading, same, strict=True), 1):
+        any_same, any_alone, all_alone = (np.full(sizes, known) for known in (False, False, bool(reading)))
+        for slot, (each, by_itself) in enumerate(zip(same, alone, strict=True), 1):
             any_same |= _spread(each, slot, len(sizes))
-            all_kept &= _spread(kept & (each | ~self.same(home, variables[slot])), slot, len(sizes))
-        charged = (any_same | all_kept) if reading else any_same
-        yield _table(variables, np.where(charged, costs.reshape(-1, *[1] * len(reading)), 0.0))
+            any_alone |= _spread(by_itself, slot, len(sizes))
+            all_alone &= _spread(by_itself, slot, len(sizes))
+        paid = costs.reshape(-1, *[1] * len(reading))
+        self.of.shared |= bool((any_alone & ~(any_same | all_alone) & (paid > 0.0)).any())
+        yield _table(variables, np.where(any_same | all_alone, paid, 0.0))
 
     def returns(self, key: UseKey) -> bool:
         """Tells whether a use is the function's return."""
@@ -258,6 +264,7 @@ class _FuncEdges:
             return
         apart = self.problem.options.edges_apart
         uses = [use for use in node.uses if use[1] != variable and not apart]
+        self.of.shared |= bool(uses)
         homes = self.digits(node.home)
         table = self.beside(node, variable, costs, axes, [use for _, use, _ in uses])
         if table is None:

@@ -82,6 +82,8 @@ class LayoutSolution:
     """Bytes received at least, whatever the layouts; None where nothing is proved of that."""
     orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
     """The first digits of dimensions that cost and bound are of, edges included; `bytes_received` has no edges."""
+    shared_edges: bool = True
+    """Tells whether with edges apart (`PlacementOptions`) cost and choice might be others."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class Solver:
         self.at_edges: list[tuple[float, TableFactor]] = []
         """The costs of strided layouts at the edges of functions, each with how often it is paid."""
         self.detours: Detours = {}
+        self.shared_edges = False
         self.unit = 1.0
         """The quantum of costs."""
 
@@ -158,7 +161,8 @@ class Solver:
             if solution.bound >= FORBIDDEN / 2:
                 raise self.infeasible()
             return self.quickly(solution.bound)
-        return self.placement(self.in_groups(self.smallest(solution)), self.moves, self.unit)
+        made = self.placement(self.in_groups(self.smallest(solution)), self.moves, self.unit)
+        return replace(made, shared_edges=self.shared_edges)
 
     def smallest(self, solution: GraphSolution) -> GraphSolution:
         """The choice as good as this one that takes the least memory, as far as that is looked for; here not at all."""
@@ -243,7 +247,7 @@ class Solver:
         self.unit = quantum = self.quantum(self.moves)
         if self.problem.options.orders:
             edges = EdgeTables(self.problem, domains, self.edge_price, self.moving)
-            self.at_edges, self.detours = list(edges.tables()), edges.detours
+            self.at_edges, self.detours, self.shared_edges = list(edges.tables()), edges.detours, edges.shared
             self.unit = quantum = self.quantum(self.moves)
         for i, entry in enumerate(self.problem.entries):
             table = tables[i]

@@ -97,7 +97,8 @@ def choose(
         return _Chooser(program, objective, left, wanted, given, proof=proof, cutoff_s=cutoff).run()
 
     def priced(found: SearchResult) -> PricedChoice[SearchResult]:
-        return PricedChoice(found, found.placed, found.program, found.objective_s, found.bound_s)
+        shared = found.placement.shared_edges
+        return PricedChoice(found, found.placed, found.program, found.objective_s, found.bound_s, shared)
 
     first = under({})
     if edges == "digits" or not moves_at_edges(first.placed):

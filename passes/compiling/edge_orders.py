@@ -37,13 +37,14 @@ C = TypeVar("C")
 @dataclass(frozen=True)
 class PricedChoice(Generic[C]):
     """A choice of layouts, the program with them and that with every movement written, its cost with edges, and what
-    all others cost at least under the same orders."""
+    all others cost at least under the same orders; `shared` if with edges apart another might have been chosen."""
 
     choice: C
     placed: Program
     program: Program
     total: float
     bound: float
+    shared: bool
 
 
 def moves_at_edges(placed: Program) -> bool:
@@ -87,7 +88,7 @@ def with_edges(
             try:
                 made = choose(longer, False, best.total * (1 - enough))
                 best = min(best, made, key=lambda each: each.total)
-                if made.bound < min(best.total, made.total) * (1 - enough) and not late():
+                if made.shared and made.bound < min(best.total, made.total) * (1 - enough) and not late():
                     best = min(best, choose(longer, True, math.inf), key=lambda each: each.total)
             except (OutOfWorkError, DiagnosticError):
                 closed = min(closed, bound)

@@ -122,7 +122,8 @@ class Place(Pass):
             received = sum(options.calls.get(f.name, 1.0) * bytes_received(made, f).bytes for f in made.funcs)
             bound = chosen.placement.bound_bytes  # with edges; the proof is of what is received without
             least = chosen.proof.bound_bytes if bound is None else math.ceil(bound - 1e-6)
-            return PricedChoice(chosen, chosen.placed, made, round(received), least)
+            shared = chosen.placement.shared_edges
+            return PricedChoice(chosen, chosen.placed, made, round(received), least, shared)
 
         first = under({})
         if self.edges == "digits" or not moves_at_edges(first.placed):
