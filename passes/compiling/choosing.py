@@ -90,11 +90,12 @@ def choose(
     `search`."""
     end = time.monotonic() + seconds
     options = options or PlacementOptions()
+    first_limit, others_limit = WorkLimit(most_entries(program)), WorkLimit(most_entries(program))
 
     def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> SearchResult:
         wanted, left = replace(options, orders=orders, edges_apart=apart), end - time.monotonic() if orders else seconds
-        given = None if orders else known
-        return _Chooser(program, objective, left, wanted, given, proof=proof, cutoff_s=cutoff).run()
+        given, limit = (None, others_limit) if orders else (known, first_limit)
+        return _Chooser(program, objective, left, wanted, given, limit, proof=proof, cutoff_s=cutoff).run()
 
     def priced(found: SearchResult) -> PricedChoice[SearchResult]:
         shared = found.placement.shared_edges
@@ -107,7 +108,7 @@ def choose(
         priced(first),
         lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
         ENOUGH,
-        lambda: not proof or time.monotonic() > end,
+        lambda: not proof or others_limit.exhausted or time.monotonic() > end,
     )
     return replace(
         best.choice,
@@ -126,11 +127,12 @@ class _Chooser:
         seconds: float,
         options: PlacementOptions | None,
         given: SearchResult | None,
+        limit: WorkLimit,
         *,
         proof: bool,
         cutoff_s: float,
     ) -> None:
-        self.proof = proof
+        self.proof, self.limit = proof, limit
         self.cutoff_ns = cutoff_s * NANOSECONDS
         """The time from which on choices need not be told apart."""
         self.given = [] if given is None else [given]
@@ -180,7 +182,7 @@ class _Chooser:
         """Looks at all choices where memory has no price, which gives a bound."""
         end = time.monotonic() + _FOR_PROOF * (self.end - time.monotonic())
         start = min(self.found, key=lambda found: found.model_s).placement if self.found else None
-        effort = Effort(WorkLimit(most_entries(self.program)), end, start=start, cutoff=self.cutoff_ns)
+        effort = Effort(self.limit, end, start=start, cutoff=self.cutoff_ns)
         with suppress(OutOfWorkError):
             self.bound_ns = self.priced(MemoryPrices(), effort).placement.solution.bound
 

@@ -74,16 +74,19 @@ def with_edges(
     """The best layouts, edges included, with a bound of all. `first` is chosen without edges, and `choose` chooses
     under orders that begin so, once more with edges apart (`PlacementOptions`) where that leaves a gap; what its last
     argument or more is in total may as well be more. A share of the total that is `enough` need not be proved; nothing
-    more is tried once it is `late`."""
+    more is tried once it is `late`, by the clock or by the work that was done."""
     best, closed, tries = first, math.inf, 0
     heap: list[tuple[float, int, Orders, PricedChoice[C]]] = [(first.bound, 0, {}, first)]
     while heap and heap[0][0] < best.total * (1 - enough):
         bound, _, orders, parent = heapq.heappop(heap)
         following = _longer(parent, orders)
-        if not following or tries + len(following) > MOST_TRIES or late():
+        if not following or tries + len(following) > MOST_TRIES:
             closed = min(closed, bound)
             continue
         for longer in following:
+            if late():
+                closed = min(closed, bound)
+                break
             tries += 1
             try:
                 made = choose(longer, False, best.total * (1 - enough))

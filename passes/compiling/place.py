@@ -131,7 +131,7 @@ class Place(Pass):
         best = with_edges(
             priced(first),
             lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
-            late=lambda: time.monotonic() > end,
+            late=lambda: choose.limit.exhausted or time.monotonic() > end,
         )
         return replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound)))
 

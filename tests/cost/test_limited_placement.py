@@ -33,7 +33,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Permute
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import Dim, DType, Shape
-from shardwright.passes.compiling import place
+from shardwright.passes.compiling import choosing, place
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
@@ -61,7 +61,11 @@ def plain(source: Program) -> Program:
 def test_programs_beyond_the_limit_are_placed_with_a_gap(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = load(str(path))
     traces: list[PassRecord] = []
+    limits: list[WorkLimit] = []
+    monkeypatch.setattr(choosing, "WorkLimit", lambda most: limits.append(WorkLimit(most)) or limits[-1])
     compiled = explicit(source, traces.append)
+    assert len(limits) == 2  # one for all searches under orders of digits
+    assert all(limit.spent < 1.3 * limit.most for limit in limits)
     assert max(compare(source, compiled, func, 0) for func in source.funcs) <= TOLERANCE
     by_time = proof_of(traces)
     assert isinstance(by_time, TimeProof)
