@@ -1,12 +1,12 @@
 """What the compilers of TPUs and GPUs make of imported models: 13 families under every preset, prefill and decode.
 
-    python bench/target_models.py [--model NAME ...] [--layout NAME ...] [--target T ...] [--record FILE]
-                                  [--processes P]
+    python bench/target_models.py [--model NAME ...] [--layout NAME ...] [--target T ...] [--page-size S]
+                                  [--record FILE] [--processes P]
 
 Each family is a published model at its own sizes but for two layers and a vocabulary of 4,096: 64 sequences of 128
-tokens, a cache of 512 positions. A line of JSON for each function goes to the record, and cells that it has are not run
-again. Prints for each target how many functions are as written and within the memory predicted, and a row for each that
-is not. Needs the compilers (`shardwright targets`).
+tokens, a cache of 512 positions, with `--page-size` in pages for a quarter of these. A line of JSON for each function
+goes to the record, and cells that it has are not run again. Prints for each target how many functions are as written
+and within the memory predicted, and a row for each that is not. Needs the compilers (`shardwright targets`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
 from shardwright.models.layouts import PRESETS
+from shardwright.models.value_types import Pages
 
 MESHES = {
     "tpu-v5e:4x4": {"x": 4, "y": 4},
@@ -88,17 +89,24 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 """The families, each as the config.json of a published model with two layers and a small vocabulary."""
 
 
-def measure(cell: tuple[str, str, str]) -> list[Row]:
-    """The rows of one model under one preset on one target."""
-    model, layout, target = cell
-    name = f"{model} {layout}"
+def measure(cell: tuple[str, str, str, int | None]) -> list[Row]:
+    """The rows of one model under one preset on one target, with pages of so many positions if any."""
+    model, layout, target, page_size = cell
+    name = named(model, layout, page_size)
+    pages = None if page_size is None else Pages(page_size, BATCH * CACHE // page_size // 4)
     try:
         text = import_model(
-            CONFIGS[model], layout, Mesh.of(**MESHES[target]), BATCH, LENGTH, DType.BF16, attention="head", cache=CACHE
-        ).text
+            CONFIGS[model], layout, Mesh.of(**MESHES[target]), BATCH, LENGTH, DType.BF16, attention="head",
+            cache=CACHE, pages=pages,
+        ).text  # fmt: skip
         return rows_of(name, load(Source(name, text)), target)
     except DiagnosticError as error:
         return [Row(name, "", target, refused=error.diagnostics[0].message)]
+
+
+def named(model: str, layout: str, page_size: int | None) -> str:
+    """The name of a row's program."""
+    return f"{model} {layout}" if page_size is None else f"{model} {layout} in pages of {page_size}"
 
 
 def memory_differs(row: Row) -> bool:
@@ -133,22 +141,23 @@ def main() -> int:
     parser.add_argument("--model", action="append", choices=CONFIGS, help="by default all")
     parser.add_argument("--layout", action="append", choices=PRESETS, help="by default all presets")
     parser.add_argument("--target", action="append", choices=MESHES, help="by default all")
+    parser.add_argument("--page-size", type=int, metavar="S", help="positions of a page; without it there are none")
     parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE", help=f"by default {RECORD}")
     parser.add_argument("--processes", type=int, default=1, metavar="P", help="compilers at once (default: 1)")
     given = parser.parse_args()
     cells = [
-        (model, layout, target)
+        (model, layout, target, given.page_size)
         for target in given.target or MESHES
         for layout in given.layout or PRESETS
         for model in given.model or CONFIGS
     ]
     known = {(row.example, row.target) for row in recorded(given.record)}
-    missing = [cell for cell in cells if (f"{cell[0]} {cell[1]}", cell[2]) not in known]
+    missing = [cell for cell in cells if (named(cell[0], cell[1], cell[3]), cell[2]) not in known]
     with Pool(given.processes) as pool, given.record.open("a", encoding="utf-8") as record:
         for made in pool.imap_unordered(measure, missing):
             record.writelines(json.dumps(asdict(row)) + "\n" for row in made)
             record.flush()
-    wanted = {(f"{model} {layout}", target) for model, layout, target in cells}
+    wanted = {(named(model, layout, page_size), target) for model, layout, target, page_size in cells}
     rows = [row for row in recorded(given.record) if (row.example, row.target) in wanted]
     print(summary(rows))
     print()

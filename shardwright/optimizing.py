@@ -9,7 +9,9 @@ from typing import Any
 
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.module_files import load_module
+from shardwright.backends.targets.names import target_of
 from shardwright.compiling.compile_program import Compiled, compile_program, print_program
+from shardwright.cost.hardware.chips import REFERENCE
 from shardwright.explaining.explain import explain_text
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
 from shardwright.tracing.random_keys import as_given, numbers_of
@@ -105,6 +107,7 @@ def optimize(
     (`jit`, `with_sharding_constraint`), and all else is chosen: the least predicted time on `chip`, or with `objective`
     "bytes" the fewest bytes received. Then, if arguments have shardings, both are compiled, and the plain function is
     kept where it receives less, as where blocks go to other blocks that digits do not express (`Optimized.is_plain`).
+    For TPUs it is written as their compiler keeps it.
     `mesh` is a `jax.sharding.Mesh`, or one without devices, or sizes by axis. Raises a `DiagnosticError` where the
     function cannot be traced, does not mean what its program does, or demands cannot be met.
     """
@@ -121,7 +124,9 @@ def optimize(
         raise fault("not-compared", f"the traced program was not compared: {traced.not_compared}", NOWHERE,
                     "give smaller example arguments")  # fmt: skip
     traced.require_agreement()
-    compiled = compile_program(traced.program, objective=objective, chip=chip, solver=solver)
+    target = target_of(list(mesh.devices.flat))
+    chip = chip or REFERENCE.name
+    compiled = compile_program(traced.program, objective=objective, chip=chip, solver=solver, target=target)
     results = jax.eval_shape(function, *args)
     made = Optimized(traced, compiled, mesh, args, results)
     return made.unless_plain_receives_less(function, _over(mesh, args)) if objective == "bytes" else made

@@ -110,8 +110,8 @@ def test_a_run_that_differs_fails(shardwright: Callable, feedforward: Path, monk
 
     correct = session.run_program
 
-    def wrong(*args: object) -> object:
-        (result,), state = correct(*args)
+    def wrong(*args: object, **options: object) -> object:
+        (result,), state = correct(*args, **options)
         return (result + 1,), state
 
     monkeypatch.setattr(session, "run_program", wrong)

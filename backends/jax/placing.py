@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -23,10 +23,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class MeshArrays:
-    """The edges of the arrays by name, on a mesh of devices (`jax.sharding.Mesh`)."""
+    """The edges of the arrays by name, on a mesh of devices (`jax.sharding.Mesh`). Those that `orders` names lie in
+    memory in that order of their dimensions, from major to minor."""
 
     edges: dict[str, EdgeArray]
     mesh: Any
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
     def load(self, source: WeightSource, progress: Progress | None = None) -> dict[str, Any]:
         """The arrays on the devices.
@@ -67,6 +69,7 @@ class MeshArrays:
             array.shape == edge.shape
             and array.dtype == numpy_dtype(edge.kind.dtype)
             and array.sharding.is_equivalent_to(sharding_of(edge, self.mesh), array.ndim)
+            and (name not in self.orders or array.format.layout.major_to_minor == self.orders[name])
         )
 
     def _bytes(self, edge: EdgeArray) -> int:
@@ -83,9 +86,16 @@ class MeshArrays:
         for bounds, devices in held.items():
             array = read_part(source, name, edge, tuple(slice(*ends) for ends in bounds))
             for device in devices:
-                place = jax.sharding.SingleDeviceSharding(device, **_memory(edge))
+                place = self._laid(name, jax.sharding.SingleDeviceSharding(device, **_memory(edge)))
                 # Waited for, so that the host's array is free before the next part is read.
                 yield jax.device_put(array, place).block_until_ready()
+
+    def _laid(self, name: str, sharding: Any) -> Any:
+        """The sharding, with the order of the array's dimensions where it has one of its own."""
+        if name not in self.orders:
+            return sharding
+        layout = cast(Any, importlib.import_module("jax.experimental.layout"))
+        return layout.Format(layout.Layout(self.orders[name]), sharding)
 
     def _joined(self, edge: EdgeArray, parts: Sequence[Any]) -> Any:
         jax = cast(Any, importlib.import_module("jax"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,9 +16,13 @@ from shardwright.backends.jax.edges import EdgeArray, ProgramEdges
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.jax.placing import MeshArrays, Progress, check_shape, global_array, placed_shape, sharding_of
+from shardwright.backends.jax.source_text import Forms
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.ir.program import Program, Value
 from shardwright.ir.weight_source import ArraySource, WeightSource
+
+_WITH_ORDERS = "tpu"
+"""The devices on which weights may lie in orders of their own."""
 
 Arrays = Mapping[str, npt.ArrayLike]
 """Global arrays by name: of numpy, of JAX on the mesh, or what numpy makes arrays of."""
@@ -42,23 +46,28 @@ class Session:
         state: Arrays | None = None,
         *,
         progress: Progress | None = None,
+        forms: Forms | None = None,
     ) -> None:
         """`weights` are read part by part; arrays of another session's `weights` are shared. Devices of the CPU may
         keep an array of numpy itself, which is not to be written to afterwards. `state` is zeros where it is None.
-        `progress` is told the bytes of weights on this process's devices, and how many there will be.
+        `progress` is told the bytes of weights on this process's devices, and how many there will be. `forms` are those
+        that the devices' compiler keeps.
         """
         self.program = program
         self._edges = ProgramEdges(program)
         check_calls(program)
-        self._module = load_module(emit(program))
-        self.mesh: Any = self._module.make_mesh(arrange_devices(program.mesh.n_chips).devices)
+        self._module = load_module(emit(program, forms=forms))
+        devices = arrange_devices(program.mesh.n_chips).devices
+        self.mesh: Any = self._module.make_mesh(devices)
+        orders: Mapping[str, tuple[int, ...]] = getattr(self._module, "ORDERS", {})
+        self._orders = orders if devices[0].platform == _WITH_ORDERS else {}
         self._functions: dict[str, _Function] = {}
         self._weights = self._loaded(program.weights, weights, progress)
         self._state: dict[str, Any] = {}
         self.reset(state)
 
     def _placement(self, values: Sequence[Value]) -> MeshArrays:
-        return MeshArrays({value.name: self._edges.stored(value) for value in values}, self.mesh)
+        return MeshArrays({value.name: self._edges.stored(value) for value in values}, self.mesh, self._orders)
 
     def _loaded(
         self, values: Sequence[Value], given: Arrays | WeightSource, progress: Progress | None = None
@@ -68,7 +77,7 @@ class Session:
             return placement.load(given, progress)
         here = {name: array for name, array in given.items() if name in placement.edges}
         there = {name: array for name, array in here.items() if is_jax(array) and placement.lies_here(name, array)}
-        rest = MeshArrays({name: edge for name, edge in placement.edges.items() if name not in there}, self.mesh)
+        rest = replace(placement, edges={name: edge for name, edge in placement.edges.items() if name not in there})
         loaded = rest.load(ArraySource({name: here[name] for name in rest.edges}), progress)
         return {name: there[name] if name in there else loaded[name] for name in placement.edges}
 
@@ -174,14 +183,16 @@ def run_program(
     args: Arrays | Sequence[npt.ArrayLike],
     weights: Arrays | WeightSource | None = None,
     state: Arrays | None = None,
+    *,
+    forms: Forms | None = None,
 ) -> tuple[tuple[npt.NDArray[Any], ...], dict[str, npt.NDArray[Any]]]:
     """Runs a function of an explicit program on global arrays; returns its results and the new state as numpy.
 
-    Arrays are converted to the number formats of their types. Raises KeyError for an unknown function or a missing
-    array, ValueError for one of another shape than its type.
+    Arrays are converted to the number formats of their types. `forms` are as for a `Session`. Raises KeyError for an
+    unknown function or a missing array, ValueError for one of another shape than its type.
     """
     func = program.func(func_name)
     if not isinstance(args, Mapping):
         args = {value.name: array for value, array in zip(func.params, args, strict=True)}
-    session = Session(program, weights or {}, state)
+    session = Session(program, weights or {}, state, forms=forms)
     return session.call(func.name, args), session.state

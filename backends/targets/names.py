@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -23,6 +23,9 @@ _SHAPE = re.compile(r"[1-9][0-9]{0,4}(?:x[1-9][0-9]{0,4}){0,3}")
 
 TPUS = {"tpu-v4": "v4", "tpu-v5e": "v5e", "tpu-v5p": "v5p", "tpu-v6e": "v6e"}
 """Chips whose compiler is libtpu's, and its names for them."""
+
+_DEVICES = {"TPU v4": "tpu-v4", "TPU v5 lite": "tpu-v5e", "TPU v5": "tpu-v5p", "TPU v6 lite": "tpu-v6e"}
+"""The same chips as JAX names its devices."""
 
 _ALIASES = {"a100": "a100-80g"}
 _SHAPES = {"tpu-v4": "4x4x4", "tpu-v5e": "4x4", "tpu-v5p": "4x4x4", "tpu-v6e": "2x4"}
@@ -198,6 +201,21 @@ def parse_target(name: str) -> Target:
         case Switched() as switched:
             _check_node_shape(name, sizes, switched)
             return Target(name, PLATFORMS["cuda"], described, sizes)
+
+
+def target_of(devices: Sequence[Any]) -> Target | None:
+    """The target that devices of JAX are, by their kind and their places in the slice: TPUs. Of others None: for their
+    compilers programs are written as for any."""
+    chip = _DEVICES.get(devices[0].device_kind) if devices else None
+    if chip is None:
+        return None
+    described = load_chip(chip)
+    assert isinstance(described.interconnect, Torus)
+    sizes = tuple(max(at) - min(at) + 1 for at in zip(*(device.coords for device in devices), strict=True))
+    shape = sizes[: len(described.interconnect.pod)]
+    if prod(shape) != len(devices):  # some of a slice, which are no slice themselves
+        shape = (len(devices),)
+    return Target(f"{chip}:{'x'.join(map(str, shape))}", PLATFORMS["tpu"], described, shape)
 
 
 def implied_chip(name: str) -> Chip:

@@ -227,11 +227,14 @@ def _on_devices(program: Program, place: Place) -> Runner:
 
     from shardwright.backends.jax.devices import arrange_devices
     from shardwright.backends.jax.session import run_program
+    from shardwright.backends.targets.names import target_of
+    from shardwright.compiling.compile_program import passes_of
     from shardwright.passes.pipelines import explicit
 
-    compiled = explicit(program, place=place)
     devices = arrange_devices(program.mesh.n_chips)
-    return Runner(partial(run_program, compiled), str(devices), len(devices.devices), devices.virtual)
+    target = target_of(devices.devices)
+    run = partial(run_program, explicit(program, then=passes_of(target), place=place), forms=target and target.forms)
+    return Runner(run, str(devices), len(devices.devices), devices.virtual)
 
 
 def _on_chips(program: Program, world: World, place: Place) -> Runner:

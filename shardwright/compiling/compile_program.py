@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.session import Arrays, run_program
-from shardwright.backends.targets.names import parse_target
+from shardwright.backends.targets.names import Target, parse_target, target_of
 from shardwright.backends.torch.emit import emit as emit_torch
 from shardwright.backends.validation.validate import Validation
 from shardwright.backends.validation.validate import validate as run_validation
@@ -149,7 +150,7 @@ def _with_way_out(
 def explicit(
     program: Program,
     edges: Edges = "global",
-    target: str | None = None,
+    target: str | Target | None = None,
     *,
     objective: str = "time",
     chip: str = "",
@@ -164,20 +165,24 @@ def explicit(
     `objective` "bytes" they receive the fewest bytes; `solver` is as for the pass `place`. Raises a `DiagnosticError`
     where demands cannot be met together.
     """
+    known = _known(target)
     return run_explicit(
-        program, edges=edges, then=passes_of(target), place=_place(objective, chip, calls, target, solver)
+        program, edges=edges, then=passes_of(known), place=_place(objective, chip, calls, known, solver)
     )
 
 
-def _place(objective: str, chip: str, calls: Mapping[str, float] | None, target: str | None, solver: str) -> Place:
-    implied = parse_target(target).chip if target is not None and not chip else None
+def _known(target: str | Target | None) -> Target | None:
+    return parse_target(target) if isinstance(target, str) else target
+
+
+def _place(objective: str, chip: str, calls: Mapping[str, float] | None, target: Target | None, solver: str) -> Place:
+    implied = target.chip if target is not None and not chip else None
     return Place.of(objective, chip or (implied.name if implied else ""), calls, solver)
 
 
-def passes_of(target: str | None) -> tuple[Pass, ...]:
+def passes_of(target: Target | None) -> tuple[Pass, ...]:
     """The passes that write an explicit program as the compiler of `target` keeps it."""
-    passes = parse_target(target).passes if target is not None else ""
-    return parse_pipeline(passes) if passes else ()
+    return parse_pipeline(target.passes) if target is not None and target.passes else ()
 
 
 def print_program(program: Program) -> str:
@@ -221,7 +226,7 @@ def compile_program(
     *,
     validate: bool = True,
     edges: Edges = "global",
-    target: str | None = None,
+    target: str | Target | None = None,
     objective: str = "time",
     chip: str = "",
     calls: Mapping[str, float] | None = None,
@@ -240,8 +245,9 @@ def compile_program(
     unsharded meaning; what came out stands in the module's header. Raises `ValidationError` where they differ.
     """
     traces: list[PassRecord] = []
-    place = _place(objective, chip, calls, target, solver)
-    made = run_explicit(program, traces.append, edges=edges, then=passes_of(target), place=place)
+    known = _known(target)
+    place = _place(objective, chip, calls, known, solver)
+    made = run_explicit(program, traces.append, edges=edges, then=passes_of(known), place=place)
     layouts = proof_of(traces)
     proof = run_validation(program, made) if validate else None
     header = [str(proof)] if proof is not None else ["not validated: --no-validate was given"]
@@ -249,7 +255,7 @@ def compile_program(
         header.append(str(layouts))
     if to == "torch":
         return Compiled(emit_torch(made, header), made, proof, layouts)
-    forms = parse_target(target).forms if target is not None else None
+    forms = known.forms if known is not None else None
     recipes = loading_recipes(made, weights) if weights is not None else None
     why, recipes = (recipes, None) if isinstance(recipes, str) else (None, recipes)
     text = emit(made, header, in_digits=edges == "digits", forms=forms, recipes=recipes)
@@ -265,7 +271,10 @@ def run(
 ) -> tuple[tuple[npt.NDArray[Any], ...], dict[str, npt.NDArray[Any]]]:
     """Compiles a program for JAX and runs one of its functions on global arrays: its results, and the new state.
 
-    Virtual devices of the CPU stand in where the machine has fewer than the mesh, if JAX has not been used before.
-    Raises KeyError for an unknown function or a missing array, ValueError for one of another shape than its type.
+    Virtual devices of the CPU stand in where the machine has fewer than the mesh, if JAX has not been used before. What
+    runs on TPUs is written as their compiler keeps it. Raises KeyError for an unknown function or a missing array,
+    ValueError for one of another shape than its type.
     """
-    return run_program(explicit(program), func_name, args, weights, state)
+    target = target_of(arrange_devices(program.mesh.n_chips).devices)
+    made = run_explicit(program, then=passes_of(target))
+    return run_program(made, func_name, args, weights, state, forms=target and target.forms)

@@ -16,6 +16,7 @@ from program_text import program
 
 from shardwright.backends.jax import session as session_module
 from shardwright.backends.jax.session import Session
+from shardwright.backends.targets.names import parse_target
 from shardwright.ir.index_boxes import Index
 from shardwright.ir.program import Program
 from shardwright.ir.weight_source import ArraySource
@@ -212,6 +213,36 @@ def test_sessions_share_weights(compiled: Program) -> None:
     x = np.ones((8, 32), np.float32)
     assert np.array_equal(first.call("step", {"x": x})[0], second.call("step", {"x": x})[0])
     assert first.state["pos"] == second.state["pos"] == 1
+
+
+ORDERED = """
+mesh x=2 y=2
+dim B=8 E=16 K=4 G=6 D=128
+weights { wq: f32 E_xK_yGD
+          wk: f32 EK_yD }
+func f(h: f32 BE_x) -> f32 BK_yGD { return (h @ wq) * (h @ wk) }
+"""
+
+
+def test_weights_lie_as_products_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On TPUs; here the CPU is asked, which knows orders as well. Another session shares them where they lie so."""
+    made = explicit(program(ORDERED))
+    arrays, h = arrays_of(made), np.random.default_rng(1).standard_normal((8, 16), np.float32)
+    plain = Session(made, arrays)
+    (wanted,) = plain.call("f", {"h": h})
+    monkeypatch.setattr(session_module, "_WITH_ORDERS", "cpu")
+    forms = parse_target("tpu-v5e:2x2").forms
+    first = Session(made, arrays, forms=forms)
+    assert {name: array.format.layout.major_to_minor for name, array in first.weights.items()} == {
+        "wq": (1, 2, 0, 3),
+        "wk": (1, 0, 2),
+    }
+    np.testing.assert_allclose(first.call("f", {"h": h})[0], wanted, rtol=1e-5, atol=1e-5)
+    assert all(np.array_equal(np.asarray(array), arrays[name]) for name, array in first.weights.items())
+    second, third = Session(made, first.weights, forms=forms), Session(made, plain.weights, forms=forms)
+    assert all(second.weights[name] is array for name, array in first.weights.items())
+    assert third.weights["wq"].format.layout.major_to_minor == (1, 2, 0, 3)
+    np.testing.assert_allclose(third.call("f", {"h": h})[0], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_on_other_devices_are_placed_anew(compiled: Program) -> None:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.targets.compilers import compile_module
 from shardwright.backends.targets.failures import failure_of
 from shardwright.backends.targets.gpus import gpu_memory_bytes, gpu_names, target_config
-from shardwright.backends.targets.names import Platform, Target, chip_names, example_name, parse_target
+from shardwright.backends.targets.names import Platform, Target, chip_names, example_name, parse_target, target_of
 from shardwright.compiling.compile_program import passes_of
 from shardwright.cost.hardware.chips import chip_names as priced_chips
 from shardwright.cost.hardware.chips import load_chip
@@ -234,6 +235,30 @@ def test_strided_parts_are_scattered_in_whole_tiles_too(rows: int, columns: int,
     assert np.array_equal(np.asarray(made, np.float32), 2 * addends.sum(0))
 
 
+@pytest.mark.parametrize(
+    ("kind", "coordinates", "name"),
+    [
+        ("TPU v5 lite", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)], "tpu-v5e:2x2"),
+        ("TPU v6 lite", [(x, y, 0) for x in range(2) for y in range(4)], "tpu-v6e:2x4"),
+        ("TPU v4", [(x, y, 0) for x in range(2) for y in range(2)], "tpu-v4:2x2x1"),
+        ("TPU v5", [(2, 1, 3)], "tpu-v5p:1x1x1"),
+        ("TPU v5 lite", [(0, 0, 0), (1, 0, 0), (0, 1, 0)], "tpu-v5e:3"),  # no slice, but its compiler all the same
+    ],
+)
+def test_devices_are_a_target(kind: str, coordinates: list[tuple[int, int, int]], name: str) -> None:
+    target = target_of([SimpleNamespace(device_kind=kind, coords=at) for at in coordinates])
+    assert target is not None
+    assert (target.name, target.platform.name) == (name, "tpu")
+    assert target.forms.tile == (8, 128)
+    assert bool(target.passes) == (name[:6] in ("tpu-v4", "tpu-v5") and "e" not in name)
+
+
+def test_other_devices_are_none() -> None:
+    assert target_of([]) is None
+    assert target_of(arrange_devices(8).devices) is None
+    assert target_of([SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3")]) is None
+
+
 def test_collectives_over_all_chips_of_a_torus_are_in_two_statements() -> None:
     written = explicit("""
     mesh x=2 y=2 z=2
@@ -247,8 +272,8 @@ def test_collectives_over_all_chips_of_a_torus_are_in_two_statements() -> None:
       return y
     }
     """)
-    assert passes_of("tpu-v6e:2x4") == passes_of("h100:8") == ()
-    program = run_passes(written, passes_of("tpu-v4:2x2x2"))
+    assert passes_of(parse_target("tpu-v6e:2x4")) == passes_of(parse_target("h100:8")) == passes_of(None) == ()
+    program = run_passes(written, passes_of(parse_target("tpu-v4:2x2x2")))
     moves = [let.operation for let in lets_in(program.funcs[0].body)]
     assert [len(m.named_axes) for m in moves if isinstance(m, AllGather | ReduceScatter)] == [2, 1, 2, 1, 1, 2]
     text = emit(program, forms=parse_target("tpu-v4:2x2x2").forms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
@@ -13,6 +14,10 @@ import numpy as np
 import pytest
 
 import shardwright
+from shardwright.backends.jax import session
+from shardwright.backends.jax.emit import emit
+from shardwright.backends.targets import names
+from shardwright.backends.targets.names import parse_target
 from shardwright.ir.mesh import Mesh
 from shardwright.models.config import read_config
 from shardwright.models.value_types import Pages
@@ -161,6 +166,24 @@ def test_a_cache_in_int8(folder: Path, theirs: Any) -> None:
         prefill_batch=2, prefill_layout="wg-x", max_new_tokens=4, stop_tokens=(),
     )  # fmt: skip
     assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=None)[:4] for prompt in PROMPTS[:4]]
+
+
+def test_programs_are_written_for_the_devices(folder: Path, theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on four chips of a v4: what its compiler wants changes no token."""
+    made: list[str] = []
+
+    def emitted(program: Any, **options: Any) -> str:
+        made.append(emit(program, **options))
+        return made[-1]
+
+    monkeypatch.setattr(names, "target_of", lambda _: parse_target("tpu-v4:2x2x1"))
+    monkeypatch.setattr(session, "emit", emitted)
+    plan = GenerationPlan(Mesh.of(x=2, y=2), 4, 4, 28, "ws1d", prefill_batch=2)
+    done = run(engine_of(folder, plan), GenerationSettings(STEPS))
+    assert [c.new_tokens for c in done] == [generated(theirs, prompt, eos_token_id=None) for prompt in PROMPTS]
+    (text,) = made
+    assert "optimization_barrier" in text  # products finished before the next reads them
+    assert not re.search(r"all_gather\([^\n]*\('x', 'y'\)", text)  # over one axis after the other
 
 
 def test_generate_chooses_what_is_not_given(folder: Path, theirs: Any) -> None:
