@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from program_text import program
 
 from shardwright.backends.validation.validate import validate
 from shardwright.compiling.compile_program import print_program
+from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.choosing.placement import Effort, LayoutSolution, PlacementOptions
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
+from shardwright.ir.program import Program
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.compiling.cleanup import Cleanup
+from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.place import place
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
 
@@ -135,6 +143,31 @@ def test_placement_gathers_where_digits_cannot_agree() -> None:
     )
     keywords = [statement.operation.keyword for statement in compiled.funcs[0].body]
     assert keywords == ["all_gather", "rename", "slice"]
+
+
+def test_of_several_gathers_the_cheapest() -> None:
+    """Each of the renames may be the one that leaves its dimensions whole. The second search need not tell apart what
+    costs as much as the first one found."""
+    source = program("""
+    mesh x=2 y=2
+    dim L=8 order x y
+    dim T=8
+    dim U=8 order y x
+    dim E=4
+    func f(a: f32 L_yE) -> f32 U_y {
+      r = rename[L -> T](a)
+      return rename[T -> U](sum[E](r))
+    }""")
+    cutoffs: list[float] = []
+
+    def choose(one: Program, options: PlacementOptions, cutoff: float) -> LayoutSolution:
+        cutoffs.append(cutoff)
+        return place_layouts(one, options, effort=Effort(cutoff=cutoff))
+
+    _, solution = place(run_passes(source, (Decompose(), Cleanup())), PlacementOptions(), choose)
+    assert solution.bytes_received == 16  # after the sum
+    assert cutoffs[:2] == [math.inf, math.inf]
+    assert cutoffs[2] >= 16
 
 
 def test_before_placement_the_order_leaves_room_for_layouts_yet_to_be_chosen() -> None:
