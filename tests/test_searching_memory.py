@@ -31,6 +31,28 @@ def chip(slower: float, memory: float | None = None) -> Chip:
     return made if memory is None else replace(made, memory_bytes=memory)
 
 
+UNREAD = """
+mesh x=4
+dim B=64 E=512 T=4096
+weights { w: bf16 TE?
+          v: bf16 ET? }
+func f(a: bf16 BE, p: bf16 TE?) -> bf16 BE {
+  return exp(a)
+}
+"""
+
+
+def test_what_nothing_reads_may_lie_split() -> None:
+    """Each of the three takes 4.2 MB whole, and a quarter on each of four chips."""
+    found = search(load(Source("unread", UNREAD)), Objective.on(chip(1, 4e6)), 10.0)
+    assert (found.status, found.fits) == ("optimal", True)
+    assert found.peak == pytest.approx(3 * 4096 * 512 * 2 / 4, rel=0.05)
+    with pytest.raises(DiagnosticError, match="whatever the layouts"):
+        search(load(Source("unread", UNREAD)), Objective.on(chip(1, 2e6)), 10.0)
+    with pytest.raises(DiagnosticError, match="in the layouts that take least of those tried"):
+        search(load(Source("unread", UNREAD)), Objective.on(chip(1, 3.15e6)), 10.0)
+
+
 PRODUCTS = """
 mesh {mesh}
 dim B={B} E={E} F={F}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from math import prod
@@ -53,7 +54,8 @@ def lower(
         said = f"the arguments of {name} lie on an abstract mesh, which has no devices"
         raise _refused(name, "no-devices", said, "say a target, as target='cpu'; `shardwright targets` lists all")
     jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
-    lowered = jitted.trace(*args).lower(lowering_platforms=platform and (platform,))
+    with under_mesh(args):
+        lowered = jitted.trace(*args).lower(lowering_platforms=platform and (platform,))
     text: str = lowered.as_text()
     devices = int(_DEVICES.findall(text)[0])
     if mesh is None:
@@ -68,6 +70,20 @@ def lower(
             notes = [f"its arguments lie on the mesh {_listed(sizes_of(meshes[0]))}"]
         raise _refused(name, "mesh-fit", f"{said} {prod(sizes.values())}", *notes)
     return LoweredFunction(name, lowered, sizes)
+
+
+def under_mesh(args: Sequence[Any]) -> AbstractContextManager[object]:
+    """The mesh that all arguments lie on as JAX's current one, so that constraints may name its axes alone.
+
+    Nothing where there is a current one, or they lie on several or none, or its axes are explicit.
+    """
+    jax: Any = import_module("jax")
+    leaves = filter(_lies_on_mesh, jax.tree_util.tree_leaves(tuple(args)))
+    meshes = {getattr(mesh, "abstract_mesh", mesh) for mesh in (leaf.sharding.mesh for leaf in leaves)}
+    auto = all(kind == jax.sharding.AxisType.Auto for mesh in meshes for kind in mesh.axis_types)
+    if len(meshes) != 1 or not auto or not jax.sharding.get_abstract_mesh().empty:
+        return nullcontext()
+    return jax.sharding.use_abstract_mesh(*meshes)
 
 
 def sizes_of(mesh: Mapping[str, int] | Any) -> dict[str, int]:

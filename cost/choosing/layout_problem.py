@@ -153,6 +153,8 @@ class PlacementOptions:
     orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
     """The first digits of dimensions, under which strided layouts at the edges cost what `edge-blocks` would move, and
     nothing along a dimension that is not named."""
+    is_limited: bool = False
+    """Tells whether memory may be short: then values that nothing reads may lie split, too."""
     edges_apart: bool = False
     """Tells whether an edge costs as if its movements served nothing else: what is found so is no bound."""
 

@@ -129,7 +129,21 @@ class _Builder:
         for func in self.program.funcs:
             self.func = func
             self.function(func)
+        if self.options.is_limited:
+            for func in self.program.funcs:
+                self.func = func
+                for value in func.params:
+                    self.stored(self.problem.defined[(func.name, ()), value.name])
+            for node in self.globals.values():
+                self.stored(node)
         return self.problem
+
+    def stored(self, node: ValueNode) -> None:
+        """Gives a value that nothing has a layout for, as one that nothing reads, every layout to lie in."""
+        found = node.group.root().found
+        if not any(codes.any() for codes in found):
+            codes = self.every_layout(node, node.home)
+            found.append(codes[~self.coding.partial(codes)])
 
     def function(self, func: Func) -> None:
         top = _Frame(None, {}, states_set(func.body), (func.name, ()))

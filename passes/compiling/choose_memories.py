@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +15,7 @@ from shardwright.ir.program import Program, SetState, Value
 from shardwright.ir.types import ON_DEVICE, ON_HOST, Placement, Tier
 from shardwright.ir.walk import names_read
 from shardwright.passes.base import Pass
+from shardwright.passes.compiling.found import ENOUGH
 from shardwright.passes.compiling.place import SECONDS, Place
 
 if TYPE_CHECKING:
@@ -71,22 +72,23 @@ def memories_chosen(
     if not opened:
         return program
     seconds *= _FOR_EACH
-    everything = _filled(program, dict.fromkeys((value.name for value in opened), ON_DEVICE))
+    on_device, on_host = ({value.name: tier for value in opened} for tier in (ON_DEVICE, ON_HOST))
+    fitting: SearchResult | None = None
     try:
-        search(everything, objective, seconds)
+        fitting = search(_filled(program, on_device), objective, seconds)
     except DiagnosticError as error:
         if error.diagnostics[0].code != "does-not-fit" or objective.chip.host_link is None:
             raise
-    else:
-        return everything
-    on_host = {value.name: ON_HOST for value in opened}
+    if fitting is not None and (objective.chip.host_link is None or not _pressed(program, fitting, seconds)):
+        return _filled(program, on_device)
     least = search(_filled(program, on_host), objective, seconds)
     kept = sorted((_Kept.of(least, value.name) for value in opened), key=lambda value: -value.a_byte_s)
     limit, best, chosen = objective.chip.memory_bytes, least, on_host
     for placements in islice(_subsets(kept, limit), _TRIED):
         with suppress(DiagnosticError):
-            best = search(_filled(program, on_host | placements), objective, seconds)
-            chosen = on_host | placements
+            tried = search(_filled(program, on_host | placements), objective, seconds)
+            if tried.objective_s < best.objective_s:
+                best, chosen = tried, on_host | placements
             break
     for value in [] if whole else kept:
         share = math.floor(100 * (limit - best.peak) / max(1, value.nbytes))
@@ -96,7 +98,20 @@ def memories_chosen(
                 tried = search(_filled(program, chosen | {value.name: spread}), objective, seconds)
                 if tried.objective_s < best.objective_s:
                     best, chosen = tried, chosen | {value.name: spread}
-    return _filled(program, chosen)
+    is_best = fitting is None or best.objective_s < fitting.objective_s
+    return _filled(program, chosen if is_best else on_device)
+
+
+def _pressed(program: Program, fitting: SearchResult, seconds: float) -> bool:
+    """Tells whether memory makes layouts slower than they need be, though everything that is open fits in it."""
+    from shardwright.passes.compiling.choosing import search
+
+    objective = fitting.objective
+    if math.isinf(objective.chip.memory_bytes):
+        return False
+    free = replace(objective, chip=replace(objective.chip, memory_bytes=math.inf))
+    opened = dict.fromkeys((value.name for value in open_memories(program)), ON_DEVICE)
+    return search(_filled(program, opened), free, seconds).objective_s < fitting.objective_s * (1 - ENOUGH)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.placements import off_device, on_device
 from shardwright.ir.program import Program
 from shardwright.ir.text.table import bytes_text
+from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.passes.compiling.choose_memories import least_copies_s, memories_chosen
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
@@ -63,7 +64,7 @@ def search(
     filled = memories_chosen(program, objective, seconds)
     copies = (Offload(),) if off_device(filled) else ()
     found = choose(run_passes(filled, (*copies, Decompose(), Cleanup())), objective, seconds, options, known)
-    if filled is program or not copies:
+    if filled is program or math.isinf(objective.chip.memory_bytes):
         closed = found.status == "optimal" and found.bound_s >= found.objective_s * (1 - ENOUGH)
         return found if closed else replace(found, status="feasible")
     # Of all ways to fill memories: what layouts take that need no copies, and the copies that there must be.
@@ -142,7 +143,8 @@ class _Chooser:
         self.chip, self.constants = objective.chip, objective.constants
         self.program = program
         self.structure = structure_of(program)
-        self.options = replace(options or PlacementOptions(), calls=objective.calls)
+        is_limited = math.isfinite(self.chip.memory_bytes)
+        self.options = replace(options or PlacementOptions(), calls=objective.calls, is_limited=is_limited)
         self.found: list[SearchResult] = []
         self.known: dict[str, SearchResult] = {}
         self.tried: list[MemoryPrices] = []
@@ -398,8 +400,7 @@ class _Chooser:
         notes = [f"a chip would hold {listed}"]
         if memory.live:
             notes.append(f"the largest activation is {memory.live[0].name}, {bytes_text(memory.live[0].bytes)}")
-        least = min(found.costs[0].memory.weights + found.costs[0].memory.state for found in self.found)
-        sure = least > room and not self.late()
+        sure = self.least_kept() > room
         which = "whatever the layouts" if sure else "in the layouts that take least of those tried"
         chips = cost.n_chips * math.ceil(memory.peak / room)
         notes.append(f"about {chips} chips would hold it, split as far as it is now")
@@ -419,6 +420,19 @@ class _Chooser:
             f" {bytes_text(room)} of {self.chip.name}, {which}",
             NOWHERE,
             *notes,
+        )
+
+    def least_kept(self) -> float:
+        """The bytes of weights and state on a chip at least, whatever the layouts: each over all chips, unless its type
+        is written."""
+        program, n_chips = self.program, self.program.mesh.n_chips
+        kinds = (value.type for value in (*program.weights, *program.state))
+        kept = (kind for kind in kinds if kind.placement in (None, ON_DEVICE))
+        return sum(
+            kind.local_bytes(program.mesh)
+            if isinstance(kind, TensorType)
+            else kind.shape.elements * kind.shape.dtype.bits / 8 / n_chips
+            for kind in kept
         )
 
     def nothing(self) -> DiagnosticError:

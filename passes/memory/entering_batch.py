@@ -108,6 +108,8 @@ class EnteringBatch:
         self.slot = Value(namer.fresh("slot"), TensorType(DType.INT32, (), ()))
         self.scope = Scope.of(program, enters)
         self.versions: dict[str, str] = {}
+        self.same: dict[str, str] = {}
+        """Values that need not be computed, by name, with those of the batches that stay which they equal."""
         self.set: set[str] = set()
 
     # ------------------------------------------------------------ what is allowed
@@ -318,16 +320,15 @@ class EnteringBatch:
         known: _Known = {
             (s.operation, s.operands): s.result for s in beside if isinstance(s, Let) and len(s.results) == 1
         }
-        same: dict[str, str] = {}
         made: list[Statement] = []
         states = self.program.state_names
         for original in statements:
-            statement = rename_operands(original, same)
+            statement = rename_operands(original, self.same)
             single = isinstance(statement, Let) and len(statement.results) == 1
             if isinstance(statement, Let) and single and not states.intersection(reads(statement)):
                 found = known.get((statement.operation, statement.operands))
                 if found is not None and found.type == statement.result.type:
-                    same[statement.result.name] = found.name
+                    self.same[statement.result.name] = found.name
                     continue
             made.append(statement)
         return made

@@ -232,6 +232,7 @@ class _Function:
         made += [s for flight in late for s in flights.first(flight, self.whole_of(flight.source, scope, states))]
         if self.entering is not None:
             made += self.entering.before(made)
+            layers = rename_operands(layers, self.entering.same)
         made.append(layers)
         for each in carried:
             scope.define(each.state)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import argparse
 
     from shardwright.cli.options import Subparsers
+    from shardwright.explaining.reports import Explanation
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -74,6 +75,11 @@ def execute(args: argparse.Namespace) -> int:
     explained.refuse()
     if args.json:
         print_json(explained.as_json())
+    return _accused(explained)
+
+
+def _accused(explained: Explanation) -> int:
+    """Prints the faults of each function; returns the exit status."""
     for func in explained.functions:
         for found in func.faults:
             where = found.source or func.name
@@ -92,12 +98,19 @@ def _execute_function(args: argparse.Namespace) -> int:
     from shardwright.explaining.advising import advise
     from shardwright.explaining.explain import explain
     from shardwright.ir.diagnostics import DiagnosticError
+    from shardwright.tracing.places import place_of, untraceable
     from shardwright.tracing.trace import from_file
 
     path, _, name = args.file.rpartition(":")
     function, examples = from_file(name, path, args.arguments)
     target = args.target or "cpu"
-    explained = explain(function, target, args.mesh or None, args=examples, time_limit_s=args.time_limit)
+    try:
+        explained = explain(function, target, args.mesh or None, args=examples, time_limit_s=args.time_limit)
+    except DiagnosticError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise untraceable(f"JAX cannot trace {name} at its example arguments: {said}", place_of(error)) from error
     explained.refuse()
     chip = parse_target(target).chip
     try:
@@ -107,9 +120,10 @@ def _execute_function(args: argparse.Namespace) -> int:
     except DiagnosticError:
         if not args.json:
             print(explained)
+        _accused(explained)
         raise
     if args.json:
         print_json({**explained.as_json(), "verdict": verdict.as_json()})
     else:
         print(f"{explained}\n\n{verdict}")
-    return 0
+    return _accused(explained)

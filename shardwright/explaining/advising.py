@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from shardwright.backends.jax.edges import ProgramEdges
+from shardwright.backends.targets.functions import under_mesh
 from shardwright.compiling.compile_program import compile_program, explicit
 from shardwright.cost.hardware.chips import REFERENCE, load_chip
 from shardwright.cost.movements.movement import duration_text
@@ -209,7 +210,9 @@ def _lines(
 
     graph = capture(function, args, "f").graph
     # Of a function with complex values the graph is of pairs, which alone the arguments are not.
-    written = {} if has_complex(jax.make_jaxpr(function)(*args)) else dict(_written(graph))
+    with under_mesh(args):
+        is_complex = has_complex(jax.make_jaxpr(function)(*args))
+    written = {} if is_complex else dict(_written(graph))
     leaves = jax.tree_util.tree_flatten_with_path(tuple(args))[0]
     names = argument_names(function)
     arguments = {
@@ -342,7 +345,8 @@ def constrained(
     """The function of JAX with these constraints in it."""
     import jax
 
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    with under_mesh(args):
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
     variables = origins(closed)
     mesh = next(
         leaf.sharding.mesh

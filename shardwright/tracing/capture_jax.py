@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.backends.foreign import KERNELS, PREFIX
+from shardwright.backends.targets.functions import under_mesh
 from shardwright.tracing.by_indices import by_indices
 from shardwright.tracing.complex_pairs import has_complex, without_complex
 from shardwright.tracing.counted_loops import trips
@@ -44,7 +45,8 @@ def capture(
     import jax
 
     given = args if weights is None else (weights, *args)
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
+    with under_mesh(args):
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
     closed = without_complex(closed)
     reader = _Reader()
     graph = reader.outermost(closed)

@@ -184,7 +184,7 @@ def _called(function: Callable[..., Any], args: Sequence[Any], inputs: Sequence[
     arrays = [jax.numpy.asarray(array) for array in inputs]
     try:
         results = function(*jax.tree_util.tree_unflatten(tree, arrays))
-    except (TypeError, ValueError):  # it was traced, so what it names lies on no devices
+    except (TypeError, ValueError, RuntimeError):  # it was traced, so what it names lies on no devices
         results = unconstrained(function, args)(*arrays)
     return [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(results)]
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shardwright.backends.targets.functions import under_mesh
+
 CONSTRAINTS = ("sharding_constraint", "reshard")
 
 
@@ -15,7 +17,8 @@ def unconstrained(function: Callable[..., Any], args: Sequence[Any]) -> Callable
 
     from shardwright.tracing.capture_jax import evaluate_inlined
 
-    closed = _without(jax.make_jaxpr(function)(*args))
+    with under_mesh(args):
+        closed = _without(jax.make_jaxpr(function)(*args))
     return lambda *given: evaluate_inlined(closed, given, lambda _, value: value)
 
 

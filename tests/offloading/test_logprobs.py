@@ -61,6 +61,8 @@ def check(found: list[Completion], wanted: Truth, new: int = STEPS) -> None:
         ("opt-norms-after", MIXED, "zigzag"),  # with tables of another width
         ("cohere-grouped-normed", DISK, "zigzag"),  # with scaled logits
         ("mixtral-three", DEVICE, "diagonal"),
+        ("llama3", DISK, "diagonal"),
+        ("gemma3", MIXED, "diagonal"),  # windows and two kinds of angles, computed before the layers
     ],
 )
 def test_transformers_log_softmax(

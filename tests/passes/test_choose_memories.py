@@ -12,7 +12,7 @@ import pytest
 
 from shardwright.compiling.compile_program import compile_program, load
 from shardwright.cost.choosing.objective import Objective
-from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.chips import NetworkLevel, Switched, load_chip
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_HOST, Tier
@@ -106,6 +106,37 @@ def test_a_value_is_shared_unless_each_is_to_be_whole(tmp_path: Path) -> None:
     assert (
         notes[-1].message == "or keep each value whole in one memory: opt FILE --passes 'choose-memories{whole=true}'"
     )
+
+
+PRESSED = """
+mesh x=2
+dim N=8 B=64 E=2048
+weights {{
+  w: bf16 NEF? on {memory}
+}}
+dim F=E
+func f(x: bf16 BE) -> bf16 BE {{
+  y: bf16 BE = loop[N](h: bf16 BE = x) {{
+    next rename[F -> E](gelu(h @[E] w))
+  }}
+  return y
+}}
+"""
+
+
+def test_what_fits_on_the_device_may_be_faster_elsewhere() -> None:
+    """Split to fit, the weights are gathered over slow links; whole, most of them beside a part from the host, they are
+    not. Their bound is not that of the device alone."""
+    slow = Switched((NetworkLevel("all", None, 1e9, 1e-4, "direct"),))
+    objective = Objective.on(replace(load_chip("h100"), memory_bytes=6e7, interconnect=slow))
+
+    def found(memory: str) -> SearchResult:
+        return search(load(Source("pressed", PRESSED.format(memory=memory))), objective, SECONDS)
+
+    chosen, device, host = map(found, ("?", "device", "host"))
+    assert chosen.objective_s < min(device.objective_s, host.objective_s)
+    assert chosen.fits
+    assert chosen.bound_s <= chosen.objective_s < device.bound_s
 
 
 def test_a_chip_without_a_host_says_what_does_not_fit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,35 @@ def test_what_has_no_name_in_the_file_is_said() -> None:
     )
     named = SuggestedConstraint("product", "h", "P('data')", "f.py:3", 64)
     assert named.pasted == "h = jax.lax.with_sharding_constraint(h, P('data'))"
+
+
+def test_the_line_that_is_suggested_runs_there(tmp_path: Path, shardwright: Callable[..., Outcome]) -> None:
+    """It names axes alone, of the mesh that the arguments lie on."""
+    line = "    h = jax.lax.with_sharding_constraint(h, P(None, 'data'))\n    return h @ v"
+    (tmp_path / "model.py").write_text(MODEL.replace("    return h @ v", line))
+    got = shardwright("explain", f"{tmp_path}/model.py:layer")
+    assert got.status == 0, got.err
+    assert "layer: a chip receives 57.3 kB as compiled" in got.out
+
+
+def test_faults_and_errors_of_a_function(tmp_path: Path, shardwright: Callable[..., Outcome]) -> None:
+    """A sum that is still to be made is told beside what has no verdict, what the function raises with its place."""
+    body = "lambda x, w: jnp.tanh(x @ w)"
+    specs = "in_specs=(P('data', 'model'), P('model')), out_specs=P('data'), check_vma=False"
+    text = MODEL.replace(
+        "    h = jnp.tanh(x @ w)\n    return h @ v", f"    return jax.shard_map({body}, mesh=mesh, {specs})(x, w)"
+    )
+    laid = text.replace('((64, 128), P("data"))', '((64, 128), P("data", "model"))')
+    (tmp_path / "model.py").write_text(laid.replace('((128, 256), P("data"))', '((128, 256), P("model"))'))
+    got = shardwright("explain", f"{tmp_path}/model.py:layer")
+    assert got.status == 1
+    assert re.search(
+        r"model.py:10: error: layer: %\S+ tanh uses a sum over model as whole,.*\[wrong-partition\]", got.err
+    )
+    (tmp_path / "model.py").write_text(MODEL.replace("jnp.tanh(x @ w)", "jnp.tanh(w @ x)"))
+    got = shardwright("explain", f"{tmp_path}/model.py:layer")
+    assert got.status == 1
+    assert got.err.startswith(f"{tmp_path}/model.py:10:5: error: JAX cannot trace layer at its example arguments: Typ")
 
 
 def test_a_function_without_a_verdict(tmp_path: Path, shardwright: Callable[..., Outcome]) -> None:
