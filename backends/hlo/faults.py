@@ -29,7 +29,7 @@ from shardwright.backends.hlo.checking.values import (
 from shardwright.backends.hlo.groups import Groups
 from shardwright.backends.hlo.memory_order import is_tiled
 from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction, SourceFrame, parts_of
-from shardwright.backends.hlo.states import State, has_any, of_sharding, shardings_of, whole
+from shardwright.backends.hlo.states import State, has_any, of_sharding, shardings_of, stride, whole
 from shardwright.backends.hlo.tables import Table, decided_by, is_reordered, prime_tables, ranked, varies
 
 CALLS = ("fusion", "call")
@@ -223,6 +223,8 @@ class Checker:
             if n == 1 and is_reordered(asked.start(where or 0) or (), hidden)
         ]  # fmt: skip
         wrong = made.clash if made.clash is not None else next(iter(ones), None)
+        if wrong is not None and not _is_plain(state, asked, wrong):
+            return None
         along = self.along(made.along or state.tables)
         return None if wrong is None else f"has other blocks of dimension {wrong} than its sharding says, along {along}"
 
@@ -232,6 +234,24 @@ class Checker:
         return frozenset(table for local in made for _, table in local.partial) | frozenset(
             table for local in made for table in self.scaled_along(replace(local, shift=frozenset()))
         )
+
+
+def _is_plain(state: State, asked: State, at: int) -> bool:
+    """Tells whether a dimension's elements are in the order of their coordinates, and no hidden one may be its outer
+    part: a program may have put others together on purpose, as a transposition and a reshape do. Exchanges alone bring
+    whole blocks into another order, each with its own elements after one another."""
+    steps: dict[int | None, list[int]] = {}
+    for n, where, step in state.dims[at]:
+        if not isinstance(step, int) and len(set(step)) < n:
+            return False
+        if n > 1:
+            steps.setdefault(where, []).append(stride((n, where, step)))
+    for where, each in steps.items():
+        exchanged = where in state.displaced and each[-1] == min(each)
+        if each != sorted(each, reverse=True) and not exchanged:
+            return False
+    outer = asked.split(at)
+    return not outer or bool(state.split(at)) or not all(decided_by(table, state.hidden) for table in outer)
 
 
 def _maker(module: HloModule, root: Instruction, number: int) -> Instruction:

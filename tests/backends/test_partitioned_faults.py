@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from conftest import Outcome
 from oracles.hlo_mutations import mutants
 from oracles.partitioned_modules import random_module
 
+from shardwright import explain
 from shardwright.backends.hlo.faults import faults_of
 from shardwright.backends.hlo.module import parse
 
 jax = cast(Any, import_module("jax"))
+jnp = cast(Any, import_module("jax.numpy"))
 
 LAYER = """HloModule layer, num_partitions=8
 
@@ -261,6 +265,91 @@ def test_modules_of_xla(family: int) -> None:
     made = mutants(module.text, random.Random(0))[:8]
     caught = [mutant for mutant in made if faults_of(parse(mutant.text), module.mesh, module.results)]
     assert len(caught) >= len(made) // 2  # not every mutant is a fault; bench/partitioned_faults.py tells them apart
+
+
+Spec = jax.sharding.PartitionSpec
+
+
+def told_of_jax(function: Callable[..., Any], shape: tuple[int, ...], *specs: Any, mesh: tuple[int, ...]) -> list[str]:
+    """What is told of a function of arrays of one shape that XLA partitions, after its numbers were found right."""
+    axes, devices = "ab"[: len(mesh)], jax.devices()[: math.prod(mesh)]
+    auto = (jax.sharding.AxisType.Auto,) * len(mesh)
+    grid = jax.sharding.Mesh(np.array(devices).reshape(mesh), tuple(axes), axis_types=auto)
+    whole = [np.random.default_rng(at).normal(size=shape).astype(np.float32) for at in range(len(specs))]
+    args = [
+        jax.device_put(array, jax.sharding.NamedSharding(grid, spec)) for array, spec in zip(whole, specs, strict=True)
+    ]
+    jitted = jax.jit(function)
+    np.testing.assert_allclose(jitted(*args), jax.jit(function)(*whole), rtol=1e-4, atol=1e-4)
+    return [fault.reason for fault in explain(jitted, args=args).functions[0].faults]
+
+
+RIGHT: list[tuple[Callable[[Any], Any], tuple[int, ...], Any]] = [
+    (lambda x: x[0], (8,), Spec("a")),
+    (lambda x: x / x[0, 0], (8,), Spec("a")),
+    (lambda x: jnp.where(x[0, 0] > 0, x, -x), (8,), Spec("a")),
+    (lambda x: jnp.flip(x, 1), (2, 4), Spec("a", "b")),
+    (lambda x: jnp.flip(x, 0) @ x, (4, 2), Spec("a", "b")),
+    (lambda x: jnp.roll(x, 12, 1), (4,), Spec(None, "a")),
+    (lambda x: jnp.roll(x, 12, 1) + x, (4,), Spec(None, "a")),
+    (lambda x: jnp.concatenate([x[:, 12:], x[:, :12]], 1), (4,), Spec(None, "a")),
+    (lambda x: jnp.swapaxes(x.reshape(2, 12, 24), 0, 1).reshape(24, 24), (2, 4), Spec("b", None)),
+    (lambda x: jnp.tile(x, (2, 1)), (2, 4), Spec(("a", "b"), None)),
+    (lambda x: jnp.kron(x, x[:2]), (4,), Spec("a")),
+    (lambda x: x[::2], (8,), Spec("a")),
+    (lambda x: x.reshape(24, 4, 6).sum(1), (4,), Spec(None, "a")),
+]
+
+
+@pytest.mark.parametrize(("function", "mesh", "spec"), RIGHT)
+def test_right_programs_are_not_accused(function: Callable[..., Any], mesh: tuple[int, ...], spec: Any) -> None:
+    """Rows that one device has, turned and rolled arrays, and blocks put together as a program asks."""
+    assert told_of_jax(function, (24, 24), spec, mesh=mesh) == []
+
+
+@pytest.mark.parametrize("axis", ["a", "b"])
+@pytest.mark.parametrize("after", [jnp.negative, jnp.tanh])
+def test_a_sum_over_the_wrong_axis_that_somebody_wrote(axis: str, after: Callable[..., Any]) -> None:
+    """What it leaves is still a sum over the other axis."""
+
+    def function(x: Any, w: Any) -> Any:
+        return after(jax.lax.psum(x @ w, axis))
+
+    mesh = jax.sharding.AbstractMesh((2, 4), ("a", "b"))
+    specs = Spec("a", "b"), Spec("b")
+    args = [
+        jax.ShapeDtypeStruct((16, 16), np.float32, sharding=jax.sharding.NamedSharding(mesh, spec)) for spec in specs
+    ]
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=Spec("a"), check_vma=False)
+    reasons = [fault.reason for fault in explain(mapped, "cpu", args=args).functions[0].faults]
+    waits = "the result is a sum that is still to be made over b"
+    used = "tanh uses a sum over b as whole, which is still to be made: a reduction is missing before it"
+    assert reasons == ([] if axis == "b" else [used if after is jnp.tanh else waits])
+
+
+TWELVE = """HloModule twelve, num_partitions=12
+
+ENTRY %main (x: f32[16,16]) -> f32[16,16] {
+  %x = f32[16,16]{1,0} parameter(0), sharding={devices=[3,1,4]<=[12] last_tile_dim_replicate}
+  %t = s32[12]{0} constant({...})
+  %id = u32[] partition-id()
+  %row = s32[1]{0} dynamic-slice(%t, %id), dynamic_slice_sizes={1}
+  %start = s32[] reshape(%row)
+  %rows = s32[16,16]{1,0} iota(), iota_dimension=0
+  %first = s32[16,16]{1,0} broadcast(%start), dimensions={}
+  %at = s32[16,16]{1,0} add(%rows, %first)
+  %columns = s32[16,16]{1,0} iota(), iota_dimension=1
+  %below = pred[16,16]{1,0} compare(%at, %columns), direction=GE
+  %zeros = f32[16,16]{1,0} constant(0)
+  ROOT %r = f32[16,16]{1,0} select(%below, %x, %zeros)
+}
+"""
+
+
+def test_a_table_of_starts_that_the_compiler_leaves_out() -> None:
+    """Of more than ten devices: their numbers are no rows of the table that they take their starts from."""
+    module = parse(TWELVE)
+    assert faults_of(module, {"a": 3, "b": 4}, ["{devices=[3,1,4]<=[12] last_tile_dim_replicate}"]) == []
 
 
 def test_explain_tells_faults(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:

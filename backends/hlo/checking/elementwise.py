@@ -20,7 +20,7 @@ from shardwright.backends.hlo.checking.values import (
     Value,
 )
 from shardwright.backends.hlo.states import State, any_digit, of_number, placed
-from shardwright.backends.hlo.tables import decided_by
+from shardwright.backends.hlo.tables import decided_by, differs, ranked
 
 _MOST_NUMBERS = 1 << 16
 """Elements, those of all devices together, up to which a value is computed."""
@@ -225,6 +225,8 @@ class ElementwiseStep(CheckedInstruction):
         values = [s for s in (a, b) if not s.zero]
         if len(values) < 2:
             rest = values[0] if values else a
+            if len(values) == 1:
+                result = self._masked(result, predicate, holds=rest is a)
             left = frozenset(t for t in result.open if not (rest.sums and decided_by(t, rest.sums)))
             return result.but(partial=rest.partial, scale=rest.scale, shift=rest.shift, open=left, zero=rest.zero)
         if a.partial == b.partial and a.scale == b.scale and a.shift == b.shift:
@@ -238,6 +240,20 @@ class ElementwiseStep(CheckedInstruction):
             return self.fault(self.used_as_whole(waiting))
         along = frozenset(t for s in (a, b) for _, t in s.partial)
         return result.but(open=result.open | along)
+
+    def _masked(self, result: State, predicate: State, *, holds: bool) -> State:
+        """A value that only devices with the same block of a dimension keep, and zeros on the others: that block on all
+        if it is added up, so nothing is said along what told the devices apart."""
+        number = predicate.number
+        if number is None or number.size != self.devices or (number == number.flat[0]).all():
+            return result
+        keep = [device for device, each in enumerate(number.reshape(-1)) if bool(each) is holds]
+        starts, doubt = dict(result.starts), set(result.open)
+        for where, table in result.starts:
+            if differs(table) and len({table[device] for device in keep}) == 1:
+                starts[where] = (table[keep[0]],) * self.devices
+                doubt.add(ranked(table))
+        return result.but(starts=frozenset(starts.items()), open=frozenset(doubt))
 
 
 def _compared(step: CheckedInstruction, a: Any, b: Any) -> Any:

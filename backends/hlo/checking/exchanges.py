@@ -26,8 +26,12 @@ from shardwright.backends.hlo.tables import (
     firsts,
     is_uneven,
     positions,
+    ranked,
     varies,
 )
+
+MOVES = ("concatenate", "slice", "pad", "rev", "tile", "dynamic_slice", "gather", "roll")
+"""Operations of programs whose elements change places in a dimension."""
 
 
 class ExchangeStep(CheckedInstruction):
@@ -54,6 +58,8 @@ class ExchangeStep(CheckedInstruction):
         shown = state.shown - state.soft
         split = [t for where, t in state.starts if where in shown and varies(t, certain)]
         if split and not state.elastic:
+            if kind == "add" and (self.is_local or self._sums_outer(state)):
+                return self._loosened(state, groups)
             return self.fault(f"{name} different blocks over {over}: the value is split along "
                               f"{self.checker.along(split)} there")  # fmt: skip
         if any(varies(t, groups) for t in state.open):
@@ -71,6 +77,18 @@ class ExchangeStep(CheckedInstruction):
             if reason:
                 return self.fault(f"{name} {reason}")
         return self._equalled(state, groups)
+
+    def _sums_outer(self, state: State) -> bool:
+        """Tells whether a program's own sum may be over a dimension that a reshape has made of the blocks of another:
+        where each device has one index of it, nothing is left of the reshape and the sum but the reduction."""
+        return not state.partial and self.instruction.op_name.endswith("/reduce_sum")
+
+    def _loosened(self, state: State, groups: Groups) -> State:
+        """The sum of different blocks, which are new ones."""
+        summed = {where for where, t in state.starts if varies(t, groups)}
+        dims = [[(n, None, 0) if where in summed else (n, where, s) for n, where, s in dim] for dim in state.dims]
+        starts = frozenset(each for each in state.starts if each[0] not in summed)
+        return placed(dims, self._equalled(state, groups), starts=starts)
 
     def _uneven(self, state: State, groups: Groups, kind: str, over: str) -> str | None:
         """Why the members of groups are not each one addend of one sum."""
@@ -272,7 +290,15 @@ class ExchangeStep(CheckedInstruction):
                 rows = np.broadcast_to(state.number, (self.devices, *state.number.shape[1:]))
                 zeros = np.zeros_like(rows[0])
                 result = of_number(np.stack([zeros if s is None else rows[s] for s in sources]), state.shape)
-            elif None in sources:
+            elif self._is_asked():
+                changed = {ranked(table) for _, table in result.starts - state.starts}
+                result = result.but(open=result.open | changed)
+            if state.number is None and None in sources:
                 result = result.but(open=result.open | {self.checker.apart}, zero=state.zero)
             made.append(result)
         return made[0] if len(made) == 1 else tuple(made)
+
+    def _is_asked(self) -> bool:
+        """Tells whether a program may have asked for blocks in another order, as it does where it rolls an array."""
+        moves = not self.checker.typed and self.instruction.op_name.rpartition("/")[2] in MOVES
+        return moves or self.is_local

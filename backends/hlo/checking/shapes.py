@@ -57,7 +57,7 @@ class ShapeStep(CheckedInstruction):
     def constant(self) -> Value:
         text = self.instruction.arguments
         if "..." in text:  # more than the compiler writes
-            return State(whole(self.shape), elastic=True)
+            return State(whole(self.shape), elastic=True, constant=True)
         words = re.findall(r"[^\s{},]+", text)
         shape, dtype = self.shape, self.instruction.type.partition("[")[0]
         size = math.prod(shape)
@@ -207,6 +207,8 @@ class ShapeStep(CheckedInstruction):
                 for d in range(self.devices)
             ]
             return of_number(np.stack(taken), self.shape)
+        if state.constant and state.number is None and any(s is None or len(set(s)) > 1 for s in clipped):
+            return State(whole(self.shape), open=frozenset({self.checker.apart}), constant=True)  # a table left out
         made = self.cut_to(state, clipped)
         return made.but(open=made.open | away | self._in_turn(state, clipped), zero=state.zero)
 
@@ -374,7 +376,20 @@ class ShapeStep(CheckedInstruction):
         return placed(dims, state, starts=frozenset(starts.items()), zero=state.zero and self.states[1].zero)
 
     def reverse(self) -> Value:
-        return self.states[0].but()
+        """The last first: each reversed coordinate counts from its other end. Unknown where a digit of it stays in its
+        order, or may; what somebody turns under `shard_map` is each device's own."""
+        if self.is_local:
+            return self.states[0].but()
+        state, turned = self.states[0], self.numbers("dimensions")
+        digits = [digit for at in turned for digit in state.dims[at]]
+        names = {where for _, where, _ in digits if where is not None}
+        kept = {where for at, dim in enumerate(state.dims) if at not in turned for _, where, _ in dim}
+        if names & (kept | state.soft) or not all(isinstance(steps, int) for _, _, steps in digits):
+            return self.opaque_like(state)
+        fresh = {where: new_coordinate() for where in names}
+        starts = {(fresh[w], plus((max(t),) * len(t), t, -1)) if w in fresh else (w, t) for w, t in state.starts}
+        dims = [[(n, fresh.get(w, w) if w is not None else None, s) for n, w, s in dim] for dim in state.dims]
+        return placed(dims, state, starts=frozenset(starts), zero=state.zero, constant=state.constant)
 
 
 def _pace(table: Table, begins: Sequence[int]) -> int | None:

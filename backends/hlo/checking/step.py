@@ -96,13 +96,17 @@ class CheckedInstruction:
             return f"splits along {along} what differs along {along} already"
         return None
 
+    @property
+    def is_local(self) -> bool:
+        """Tells whether somebody wrote under `shard_map` what each device does."""
+        return not self.checker.typed and "shard_map" in self.instruction.op_name
+
     def fault(self, reason: str, *, by_block: bool = False) -> State:
         """Notes a fault; what comes after it is not told again. Under `shard_map` that somebody wrote, what a
         collective does may be meant so, and so may what is joined with what (`by_block`); so may that beside rings,
         where each device takes the pieces in an order of its own."""
         asked = by_block or self.instruction.opcode.removesuffix("-start") in WORDS
-        written = asked and not self.checker.typed and "shard_map" in self.instruction.op_name
-        if not written and not (by_block and self.checker.has_rings):
+        if not (asked and self.is_local) and not (by_block and self.checker.has_rings):
             self.checker.fault(self.instruction, reason)
         value = self.checker.unknown(self.instruction.type)
         return value if isinstance(value, State) else State(open=frozenset({self.checker.apart}))
