@@ -44,7 +44,8 @@ class ChooseMemories(Pass):
 
     The chip is that of `place`, and layouts are chosen as there for each filling that is tried, `calls` included. Those
     with the fewest seconds of copies are tried first; one value is shared between the memories, along its largest
-    dimension, unless each is to be `whole` in one. `offload` writes the copies.
+    dimension, unless each is to be `whole` in one. Where all fits on the device and layouts are slower for it, the
+    others are tried too. `offload` writes the copies.
     """
 
     name: ClassVar[str] = "choose-memories"
