@@ -38,6 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.check(_formats_are_one)
     parser.check(_plan_options)
     parser.check(_mesh_options)
+    parser.check(lambda args: _options_of_the_other(args, parser))
     add_run(parser)
     add_json(parser)
 
@@ -101,6 +102,26 @@ def add_planning(parser: Parser) -> None:
         metavar="NAME",
         help="over --mesh: a preset, as of import, or open, which leaves layouts to the compiler (default: ws2d)",
     )
+
+
+_OF_A_PLAN = ("prompt_len", "gen_len", "frontier")
+_OF_A_RUN = (
+    "prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos", "logprobs", "sparse_attention",
+)  # fmt: skip
+
+
+def _options_of_the_other(args: argparse.Namespace, parser: Parser) -> str | None:
+    """The fault of an option that a plan, or a run, would take and leave aside; None where there is none."""
+    others = _OF_A_RUN if args.plan_only else _OF_A_PLAN
+    given = next((name for name in others if getattr(args, name) != parser.get_default(name)), None)
+    if given is not None:
+        option = f"--{given.replace('_', '-')}"
+        if args.plan_only:
+            return f"{option} is of a run, and changes no plan: leave it out"
+        return f"{option} is of a plan (--plan-only); a run is planned for the prompts that it has: leave it out"
+    if args.plan_only and args.schedule != parser.get_default("schedule") and not args.timeline:
+        return f"--schedule {args.schedule} changes no price: give it with --timeline, or leave it out"
+    return None
 
 
 def _formats_are_one(args: argparse.Namespace) -> str | None:

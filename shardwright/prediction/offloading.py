@@ -255,7 +255,7 @@ def _nothing_fits(setting: OffloadSetting, choices: Sequence[Compression], laten
         f"nothing fits: with one sequence, and everything as low as it goes, it still takes {'; and '.join(needs)}",
         NOWHERE,
         *(["--compress 4bit takes less than a third"] if as_they_are and setting.runtime.quantizes else []),
-        *(["a shorter --prompt-len takes less of the device"] if "device" in over else []),
+        *(["shorter prompts (of a plan --prompt-len) take less of the device"] if "device" in over else []),
         "--gpus N divides the layers over machines",
     )
 

@@ -424,6 +424,18 @@ def test_unknown_names(shardwright: Callable[..., SimpleNamespace]) -> None:
             "--policy and --latency cannot be given together",
         ),
         (("opt-30b", "--plan-only", "--machine", "t4", "--latency", "0"), "--latency takes more than 0 seconds"),
+        (
+            ("opt-30b", "--plan-only", "--machine", "t4", "--sparse-attention", "0.1"),
+            "--sparse-attention is of a run, and changes no plan: leave it out",
+        ),
+        (
+            ("opt-30b", "--plan-only", "--machine", "t4", "--schedule", "diagonal"),
+            "--schedule diagonal changes no price: give it with --timeline, or leave it out",
+        ),
+        (
+            ("opt-30b", "--prompts", "in.jsonl", "-o", "out.jsonl", "--prompt-len", "9"),
+            "--prompt-len is of a plan (--plan-only); a run is planned for the prompts that it has: leave it out",
+        ),
     ],
 )
 def test_wrong_usage(shardwright: Callable[..., SimpleNamespace], argv: tuple[str, ...], why: str) -> None:
