@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.kernel_shares import structure_of
@@ -209,7 +210,7 @@ class _Chooser:
             )  # fmt: skip
             found: SearchResult | None = None
             try:
-                found = self.placed(lambda problem, _, solve=solve: solve(problem))
+                found = self.placed(solve)
             except DiagnosticError as error:
                 self.fault = error
             if lowered:
@@ -253,21 +254,16 @@ class _Chooser:
     def priced(self, prices: MemoryPrices, effort: Effort) -> SearchResult:
         """The layouts chosen at these prices with so much effort."""
 
-        def solve(problem: LayoutProblem, cutoff: float) -> LayoutSolution:
-            # What decides between equal times is no part of these, and less than is enough.
-            allowed = replace(effort, cutoff=min(effort.cutoff, cutoff * (1 + ENOUGH)))
-            return TimeSolver(problem, self.chip, self.constants, self.structure, prices, allowed).solve()
+        def solve(problem: LayoutProblem) -> LayoutSolution:
+            return TimeSolver(problem, self.chip, self.constants, self.structure, prices, effort).solve()
 
         return self.placed(solve, prices)
 
     def placed(
-        self, solve: Callable[[LayoutProblem, float], LayoutSolution], prices: MemoryPrices | None = None
+        self, solve: Callable[[LayoutProblem], LayoutSolution], prices: MemoryPrices | None = None
     ) -> SearchResult:
         """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
-
-        def choose(program: Program, options: PlacementOptions, cutoff: float) -> LayoutSolution:
-            return place_layouts(program, options, lambda problem: solve(problem, cutoff), enough=ENOUGH)
-
+        choose = partial(place_layouts, solve=solve, enough=ENOUGH)
         placed, placement = place(self.program, self.options, choose)
         spent = 0.0
         if prices is not None:

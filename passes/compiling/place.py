@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Protocol
 
 from shardwright.cost.choosing.divisible_placement import place_layouts
@@ -113,7 +114,7 @@ class Place(Pass):
             wanted = replace(options, orders=orders, edges_apart=apart)
             if self.solver == "ortools":
                 return _chosen_alone(program, wanted, end)
-            placed, placement = place(program, wanted, lambda p, o, most: choose(p, o, min(cutoff, most)))
+            placed, placement = place(program, wanted, partial(choose, cutoff=cutoff))
             return Chosen(placed, placement, choose.proof(placement))
 
         def priced(chosen: Chosen) -> PricedChoice[Chosen]:
@@ -192,10 +193,7 @@ def _chosen_alone(program: Program, options: PlacementOptions, end: float) -> Ch
 
     import_solver()
     effort = Effort(WorkLimit(MOST_ENTRIES), end)
-
-    def choose(program: Program, options: PlacementOptions, _: float) -> LayoutSolution:
-        return place_layouts(program, options, lambda problem: BytesProgram(problem, effort).solve())
-
+    choose = partial(place_layouts, solve=lambda problem: BytesProgram(problem, effort).solve())
     placed, placement = place(program, options, choose)
     received, bound = round(placement.bytes_received), math.ceil((placement.bound_bytes or 0.0) - 1e-6)
     return Chosen(placed, placement, PlacementProof(received, min(received, bound)))
@@ -215,22 +213,21 @@ def _is_explicit(program: Program) -> bool:
 def place(
     program: Program,
     options: PlacementOptions,
-    choose: Callable[[Program, PlacementOptions, float], LayoutSolution],
+    choose: Callable[[Program, PlacementOptions], LayoutSolution] = place_layouts,
 ) -> tuple[Program, LayoutSolution]:
-    """The program with its layouts filled in by `choose`, and how they were found. What costs its last argument or more
-    need not be told apart.
+    """The program with its layouts filled in by `choose`, and how they were found.
 
     Where renames, splits and merges could not all keep indices on their chips under one order of digits, each of
     them in turn is made to leave its dimensions whole, and the cheapest of these programs is taken: first among those
     with room for all digits, then, where few tries find none, among all.
     """
-    first = choose(program, options, math.inf)
+    first = choose(program, options)
     outcomes: dict[Whole, Outcome] = {}
 
-    def outcome(whole: Whole, cutoff: float) -> Outcome:
+    def outcome(whole: Whole) -> Outcome:
         if whole not in outcomes:
             try:
-                outcomes[whole] = choose(program, replace(options, whole_reshapes=whole), cutoff)
+                outcomes[whole] = choose(program, replace(options, whole_reshapes=whole))
             except (OutOfWorkError, DiagnosticError) as error:
                 outcomes[whole] = error.with_traceback(None)
         return outcomes[whole]
@@ -252,46 +249,36 @@ Outcome = LayoutSolution | OutOfWorkError | DiagnosticError
 def _without_conflict(
     program: Program,
     whole: Whole,
-    outcome: Callable[[Whole, float], Outcome],
+    outcome: Callable[[Whole], Outcome],
     first: LayoutSolution,
     orders: Callable[[Program], object],
     tries: int | None,
 ) -> tuple[Program, LayoutSolution] | DiagnosticError:
     """The cheapest program for which `orders` raises no conflict, or the conflict; after `tries` of them, if given."""
-    open_ones: list[tuple[float, int, Whole, LayoutSolution, Program, DigitConflictError | None]] = []
+    open_ones = [(first.solution.cost, 0, whole, first)]
     seen = {whole}
+    conflict: DigitConflictError | None = None
     late: OutOfWorkError | None = None
-    cheapest = math.inf
-
-    def look_at(whole: Whole, placement: LayoutSolution) -> None:
-        nonlocal cheapest
-        written, conflict = _written(program, placement), None
-        try:
-            orders(written)
-            cheapest = min(cheapest, placement.solution.cost)
-        except DigitConflictError as found:
-            conflict = found
-        heapq.heappush(open_ones, (placement.solution.cost, len(seen), whole, placement, written, conflict))
-
-    look_at(whole, first)
-    conflict = open_ones[0][-1]
     # Leaving one more dimension whole never costs less: the first without a conflict is the cheapest.
     while open_ones and (tries is None or len(seen) <= tries):
-        cost, _, whole, placement, written, found = heapq.heappop(open_ones)
-        if found is None:
-            return written, placement
-        for func, result in dict.fromkeys(found.statements):
-            origin = _origin(program, written, func, result)
-            if origin is None or (tried := whole | {(func, origin)}) in seen:
-                continue
-            seen.add(tried)
-            if cheapest <= cost:
-                break
-            following = outcome(tried, cheapest)
-            if isinstance(following, OutOfWorkError):
-                late = following
-            elif not isinstance(following, DiagnosticError):
-                look_at(tried, following)
+        _, _, whole, placement = heapq.heappop(open_ones)
+        written = _written(program, placement)
+        try:
+            orders(written)
+        except DigitConflictError as found:
+            conflict = conflict or found
+            for func, result in dict.fromkeys(found.statements):
+                origin = _origin(program, written, func, result)
+                if origin is None or (tried := whole | {(func, origin)}) in seen:
+                    continue
+                seen.add(tried)
+                following = outcome(tried)
+                if isinstance(following, OutOfWorkError):
+                    late = following
+                elif not isinstance(following, DiagnosticError):
+                    heapq.heappush(open_ones, (following.solution.cost, len(seen), tried, following))
+            continue
+        return written, placement
     if late is not None:
         raise late
     assert conflict is not None

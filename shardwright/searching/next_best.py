@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 
 import numpy as np
@@ -285,7 +285,7 @@ class _NextBest:
         def given(_: LayoutProblem) -> LayoutSolution:
             return other
 
-        placed, _ = place(program, self.options, lambda one, options, _: place_layouts(one, options, given))
+        placed, _ = place(program, self.options, partial(place_layouts, solve=given))
         return not limited or SearchResult(self.place.wanted(program), "", placed, other, 0.0, 0.0, 0.0).fits
 
     def anew(self, node: ValueNode, seconds: float) -> str:
