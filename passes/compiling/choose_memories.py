@@ -10,7 +10,7 @@ from itertools import chain, combinations, islice
 from typing import TYPE_CHECKING, ClassVar
 
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.placements import with_placements
+from shardwright.ir.placements import on_device, with_placements
 from shardwright.ir.program import Program, SetState, Value
 from shardwright.ir.types import ON_DEVICE, ON_HOST, Placement, Tier
 from shardwright.ir.walk import names_read
@@ -54,7 +54,8 @@ class ChooseMemories(Pass):
     whole: bool = False
 
     def run(self, program: Program) -> Program:
-        return memories_chosen(program, Place(chip=self.chip, calls=self.calls).wanted(program), whole=self.whole)
+        objective = Place(chip=self.chip, calls=self.calls).wanted(program)
+        return memories_chosen(program, objective, whole=self.whole).program
 
 
 def open_memories(program: Program) -> tuple[Value, ...]:
@@ -62,29 +63,44 @@ def open_memories(program: Program) -> tuple[Value, ...]:
     return tuple(value for value in (*program.weights, *program.state) if value.type.placement is None)
 
 
+@dataclass(frozen=True)
+class FilledMemories:
+    """A program without `on ?`. `free` are its layouts on a device that holds everything: their bound is that of all
+    memories, but for copies. None where nothing was open."""
+
+    program: Program
+    free: SearchResult | None = None
+
+
 def memories_chosen(
     program: Program, objective: Objective, seconds: float = SECONDS, *, whole: bool = False
-) -> Program:
+) -> FilledMemories:
     """The program with every `on ?` of its weights and state filled. Raises where it does not fit with all of them on
     the host, or where what does not fit has no host to lie on; as `passes.compiling.choosing.search` else."""
     from shardwright.passes.compiling.choosing import search
 
     opened = open_memories(program)
     if not opened:
-        return program
+        return FilledMemories(program)
+    device, on_host = ({value.name: tier for value in opened} for tier in (ON_DEVICE, ON_HOST))
+    everything, limit = _filled(program, device), objective.chip.memory_bytes
+    free = search(
+        on_device(everything), replace(objective, chip=replace(objective.chip, memory_bytes=math.inf)), seconds
+    )
+    if free.peak <= limit:
+        return FilledMemories(everything, free)
     seconds *= _FOR_EACH
-    on_device, on_host = ({value.name: tier for value in opened} for tier in (ON_DEVICE, ON_HOST))
     fitting: SearchResult | None = None
     try:
-        fitting = search(_filled(program, on_device), objective, seconds)
+        fitting = search(everything, objective, seconds)
     except DiagnosticError as error:
         if error.diagnostics[0].code != "does-not-fit" or objective.chip.host_link is None:
             raise
-    if fitting is not None and (objective.chip.host_link is None or not _pressed(program, fitting, seconds)):
-        return _filled(program, on_device)
+    if fitting and (objective.chip.host_link is None or fitting.objective_s <= free.objective_s * (1 + ENOUGH)):
+        return FilledMemories(everything, free)
     least = search(_filled(program, on_host), objective, seconds)
     kept = sorted((_Kept.of(least, value.name) for value in opened), key=lambda value: -value.a_byte_s)
-    limit, best, chosen = objective.chip.memory_bytes, least, on_host
+    best, chosen = least, on_host
     for placements in islice(_subsets(kept, limit), _TRIED):
         with suppress(DiagnosticError):
             tried = search(_filled(program, on_host | placements), objective, seconds)
@@ -100,19 +116,7 @@ def memories_chosen(
                 if tried.objective_s < best.objective_s:
                     best, chosen = tried, chosen | {value.name: spread}
     is_best = fitting is None or best.objective_s < fitting.objective_s
-    return _filled(program, chosen if is_best else on_device)
-
-
-def _pressed(program: Program, fitting: SearchResult, seconds: float) -> bool:
-    """Tells whether memory makes layouts slower than they need be, though everything that is open fits in it."""
-    from shardwright.passes.compiling.choosing import search
-
-    objective = fitting.objective
-    if math.isinf(objective.chip.memory_bytes):
-        return False
-    free = replace(objective, chip=replace(objective.chip, memory_bytes=math.inf))
-    opened = dict.fromkeys((value.name for value in open_memories(program)), ON_DEVICE)
-    return search(_filled(program, opened), free, seconds).objective_s < fitting.objective_s * (1 - ENOUGH)
+    return FilledMemories(_filled(program, chosen) if is_best else everything, free)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.integer_program.highs import import_solver
 from shardwright.cost.movements.movement import duration_text
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
-from shardwright.ir.placements import off_device, on_device
+from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
 from shardwright.ir.text.table import bytes_text
 from shardwright.ir.types import ON_DEVICE, TensorType
@@ -63,16 +63,12 @@ def search(
     choice may take longer, save where one that fits is `known`, which is returned where nothing better is found.
     """
     filled = memories_chosen(program, objective, seconds)
-    copies = (Offload(),) if off_device(filled) else ()
-    found = choose(run_passes(filled, (*copies, Decompose(), Cleanup())), objective, seconds, options, known)
-    if filled is program or math.isinf(objective.chip.memory_bytes):
-        closed = found.status == "optimal" and found.bound_s >= found.objective_s * (1 - ENOUGH)
-        return found if closed else replace(found, status="feasible")
-    # Of all ways to fill memories: what layouts take that need no copies, and the copies that there must be.
-    free = replace(objective, chip=replace(objective.chip, memory_bytes=math.inf))
-    bound = search(on_device(filled), free, seconds, options).bound_s + least_copies_s(program, objective)
-    bound = min(found.bound_s, bound)
-    closed = bound >= found.objective_s * (1 - ENOUGH)
+    copies = (Offload(),) if off_device(filled.program) else ()
+    found = choose(run_passes(filled.program, (*copies, Decompose(), Cleanup())), objective, seconds, options, known)
+    bound = found.bound_s
+    if filled.free is not None:  # of all memories: layouts that need no copies, and the copies that there must be
+        bound = min(bound, filled.free.bound_s + least_copies_s(program, objective))
+    closed = found.status == "optimal" and bound >= found.objective_s * (1 - ENOUGH)
     return replace(found, status="optimal" if closed else "feasible", bound_s=bound)
 
 
