@@ -39,6 +39,14 @@ def import_file(path: Path, source: str | None = None) -> ModuleType:
     return module
 
 
+def orders_in(module: ModuleType, mesh: Any) -> dict[str, tuple[int, ...]]:
+    """The dimensions, from major to minor, of those weights of an emitted module that it lays in another order than
+    their own on these devices."""
+    sharding = cast(Any, importlib.import_module("jax.sharding"))
+    laid = {name: module.laid(name, sharding.PartitionSpec(), mesh) for name in getattr(module, "ORDERS", ())}
+    return {name: tuple(place.layout.major_to_minor) for name, place in laid.items() if hasattr(place, "layout")}
+
+
 def abstract_arguments(module: ModuleType, name: str, mesh: Any) -> list[Any]:
     """The arguments of a function of an emitted module on a mesh, as `jax.ShapeDtypeStruct`s: tables of weights and of
     state, where there are any, then its own."""

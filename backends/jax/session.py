@@ -14,15 +14,12 @@ from shardwright.backends.foreign import check_calls
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.edges import EdgeArray, ProgramEdges
 from shardwright.backends.jax.emit import emit
-from shardwright.backends.jax.module_files import load_module
+from shardwright.backends.jax.module_files import load_module, orders_in
 from shardwright.backends.jax.placing import MeshArrays, Progress, check_shape, global_array, placed_shape, sharding_of
 from shardwright.backends.jax.source_text import Forms
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.ir.program import Program, Value
 from shardwright.ir.weight_source import ArraySource, WeightSource
-
-_WITH_ORDERS = "tpu"
-"""The devices on which weights may lie in orders of their own."""
 
 Arrays = Mapping[str, npt.ArrayLike]
 """Global arrays by name: of numpy, of JAX on the mesh, or what numpy makes arrays of."""
@@ -57,10 +54,8 @@ class Session:
         self._edges = ProgramEdges(program)
         check_calls(program)
         self._module = load_module(emit(program, forms=forms))
-        devices = arrange_devices(program.mesh.n_chips).devices
-        self.mesh: Any = self._module.make_mesh(devices)
-        orders: Mapping[str, tuple[int, ...]] = getattr(self._module, "ORDERS", {})
-        self._orders = orders if devices[0].platform == _WITH_ORDERS else {}
+        self.mesh: Any = self._module.make_mesh(arrange_devices(program.mesh.n_chips).devices)
+        self._orders = orders_in(self._module, self.mesh)
         self._functions: dict[str, _Function] = {}
         self._weights = self._loaded(program.weights, weights, progress)
         self._state: dict[str, Any] = {}

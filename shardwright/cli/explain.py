@@ -98,7 +98,7 @@ def _execute_function(args: argparse.Namespace) -> int:
     from shardwright.explaining.advising import advise
     from shardwright.explaining.explain import explain
     from shardwright.ir.diagnostics import DiagnosticError
-    from shardwright.tracing.places import place_of, untraceable
+    from shardwright.tracing.places import untraced
     from shardwright.tracing.trace import from_file
 
     path, _, name = args.file.rpartition(":")
@@ -108,9 +108,8 @@ def _execute_function(args: argparse.Namespace) -> int:
         explained = explain(function, target, args.mesh or None, args=examples, time_limit_s=args.time_limit)
     except DiagnosticError:
         raise
-    except Exception as error:
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise untraceable(f"JAX cannot trace {name} at its example arguments: {said}", place_of(error)) from error
+    except Exception as error:  # the user's function may raise anything
+        raise untraced(name, error) from error
     explained.refuse()
     chip = parse_target(target).chip
     try:

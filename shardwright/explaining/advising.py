@@ -11,7 +11,6 @@ from itertools import count
 from typing import Any
 
 from shardwright.backends.jax.edges import ProgramEdges
-from shardwright.backends.targets.functions import under_mesh
 from shardwright.compiling.compile_program import compile_program, explicit
 from shardwright.cost.hardware.chips import REFERENCE, load_chip
 from shardwright.cost.movements.movement import duration_text
@@ -22,7 +21,7 @@ from shardwright.explaining.reports import CollectiveReport, shown_place
 from shardwright.exporting.jax_specs import Constraint, constraints, layouts, spec
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.text.table import bytes_text
-from shardwright.tracing.capture_jax import capture, evaluate_inlined, origins
+from shardwright.tracing.capture_jax import capture, evaluate_inlined, jaxpr_of, origins
 from shardwright.tracing.complex_pairs import has_complex
 from shardwright.tracing.graph import Frames, Graph
 from shardwright.tracing.source_names import bodies
@@ -210,9 +209,7 @@ def _lines(
 
     graph = capture(function, args, "f").graph
     # Of a function with complex values the graph is of pairs, which alone the arguments are not.
-    with under_mesh(args):
-        is_complex = has_complex(jax.make_jaxpr(function)(*args))
-    written = {} if is_complex else dict(_written(graph))
+    written = {} if has_complex(jaxpr_of(function, args)[0]) else dict(_written(graph))
     leaves = jax.tree_util.tree_flatten_with_path(tuple(args))[0]
     names = argument_names(function)
     arguments = {
@@ -345,8 +342,7 @@ def constrained(
     """The function of JAX with these constraints in it."""
     import jax
 
-    with under_mesh(args):
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    closed, shapes = jaxpr_of(function, args)
     variables = origins(closed)
     mesh = next(
         leaf.sharding.mesh

@@ -37,6 +37,15 @@ _NUMBERS = ("float32", "int32", "bool")
 """Formats of the numbers that are computed where nothing but numbers gives them."""
 
 
+def jaxpr_of(function: Callable[..., Any], args: Sequence[Any], *more: Any) -> tuple[Any, Any]:
+    """The jaxpr of a function at these arguments, and the shapes of its results, under the mesh that the arguments lie
+    on; it takes what is `more` before them."""
+    import jax
+
+    with under_mesh(args):
+        return jax.make_jaxpr(function, return_shape=True)(*more, *args)
+
+
 def capture(
     function: Callable[..., Any], args: Sequence[Any], name: str, weights: Mapping[str, Any] | None = None
 ) -> TracedFunction:
@@ -44,9 +53,7 @@ def capture(
     the function takes these as a dict before the others, and they are the graph's constants."""
     import jax
 
-    given = args if weights is None else (weights, *args)
-    with under_mesh(args):
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
+    closed, shapes = jaxpr_of(function, args, *([] if weights is None else [weights]))
     closed = without_complex(closed)
     reader = _Reader()
     graph = reader.outermost(closed)

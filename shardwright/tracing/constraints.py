@@ -6,19 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardwright.backends.targets.functions import under_mesh
-
 CONSTRAINTS = ("sharding_constraint", "reshard")
 
 
 def unconstrained(function: Callable[..., Any], args: Sequence[Any]) -> Callable[..., list[Any]]:
     """The function of its flattened arguments, with flat results, as it can run where a mesh has no devices."""
-    import jax
+    from shardwright.tracing.capture_jax import evaluate_inlined, jaxpr_of
 
-    from shardwright.tracing.capture_jax import evaluate_inlined
-
-    with under_mesh(args):
-        closed = _without(jax.make_jaxpr(function)(*args))
+    closed = _without(jaxpr_of(function, args)[0])
     return lambda *given: evaluate_inlined(closed, given, lambda _, value: value)
 
 

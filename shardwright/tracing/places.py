@@ -15,6 +15,14 @@ def untraceable(message: str, place: str, *notes: str) -> DiagnosticError:
     return _fault("untraceable", message, path or place, int(line) if path and line.isdigit() else 0, *notes)
 
 
+def untraced(name: str, error: Exception) -> DiagnosticError:
+    """The error that JAX, or the function itself, raises as it is traced, with its place."""
+    said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    reason = f"JAX cannot trace {name} at its example arguments: {said}"
+    explicit = "a mesh with axis_types=(AxisType.Auto,) * n leaves shardings between arguments open"
+    return untraceable(reason, place_of(error), *([explicit] if "ShardingTypeError" in said else []))
+
+
 def of_file(code: str, message: str, path: str, *notes: str) -> DiagnosticError:
     """The error of a file as a whole."""
     return _fault(code, message, path, 0, *notes)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.models.weight_map import NUMBERED, WeightEntry, WeightMap
 from shardwright.tracing.comparing import Array, difference_of
-from shardwright.tracing.places import of_file, place_of, untraceable
+from shardwright.tracing.places import of_file, place_of, untraceable, untraced
 from shardwright.tracing.proof_sizes import MOST_WORK, PATIENCE, alike, smaller_arguments, smaller_sizes, work_of
 from shardwright.tracing.random_keys import without_keys
 
@@ -166,10 +166,7 @@ def _trace(
     except DiagnosticError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        reason = f"JAX cannot trace {name or _name(function)} at its example arguments: {said}"
-        explicit = "a mesh with axis_types=(AxisType.Auto,) * n leaves shardings between arguments open"
-        raise untraceable(reason, place_of(error), *([explicit] if "ShardingTypeError" in said else [])) from error
+        raise untraced(name or _name(function), error) from error
 
     if stated is not None:
         traced = stated.on(traced, same_sizes=not is_smaller)

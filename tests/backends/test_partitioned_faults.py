@@ -271,7 +271,8 @@ Spec = jax.sharding.PartitionSpec
 
 
 def told_of_jax(function: Callable[..., Any], shape: tuple[int, ...], *specs: Any, mesh: tuple[int, ...]) -> list[str]:
-    """What is told of a function of arrays of one shape that XLA partitions, after its numbers were found right."""
+    """Faults of a function that XLA partitions, of arrays of one shape, whose numbers are held against one device's
+    before."""
     axes, devices = "ab"[: len(mesh)], jax.devices()[: math.prod(mesh)]
     auto = (jax.sharding.AxisType.Auto,) * len(mesh)
     grid = jax.sharding.Mesh(np.array(devices).reshape(mesh), tuple(axes), axis_types=auto)
@@ -310,7 +311,7 @@ def test_right_programs_are_not_accused(function: Callable[..., Any], mesh: tupl
 @pytest.mark.parametrize("axis", ["a", "b"])
 @pytest.mark.parametrize("after", [jnp.negative, jnp.tanh])
 def test_a_sum_over_the_wrong_axis_that_somebody_wrote(axis: str, after: Callable[..., Any]) -> None:
-    """What it leaves is still a sum over the other axis."""
+    """A psum over `a` leaves the sum over `b` to be made, and that over `b` nothing."""
 
     def function(x: Any, w: Any) -> Any:
         return after(jax.lax.psum(x @ w, axis))
@@ -347,7 +348,8 @@ ENTRY %main (x: f32[16,16]) -> f32[16,16] {
 
 
 def test_a_table_of_starts_that_the_compiler_leaves_out() -> None:
-    """Of more than ten devices: their numbers are no rows of the table that they take their starts from."""
+    """XLA writes no table of more than ten numbers, as twelve devices take starts from: the numbers of the devices
+    themselves are not taken for starts."""
     module = parse(TWELVE)
     assert faults_of(module, {"a": 3, "b": 4}, ["{devices=[3,1,4]<=[12] last_tile_dim_replicate}"]) == []
 

@@ -169,7 +169,7 @@ def test_a_cache_in_int8(folder: Path, theirs: Any) -> None:
 
 
 def test_programs_are_written_for_the_devices(folder: Path, theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on four chips of a v4: what its compiler wants changes no token."""
+    """Tokens are the same where programs are written as the compiler of four v4 chips wants them."""
     made: list[str] = []
 
     def emitted(program: Any, **options: Any) -> str:

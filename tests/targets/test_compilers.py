@@ -479,27 +479,3 @@ def test_the_commands(shardwright: Callable[..., Any], tmp_path: Path) -> None:
     assert told.err.startswith("ffn on tpu-v4:2x2x2: a chip receives ")
     of_module = json.loads(shardwright("explain", tmp_path / "a.py", "--target", "tpu-v4:2x2x2", "--json").out)
     assert of_module["functions"][0]["collectives"][0]["source"].startswith(str(tmp_path / "a.py"))
-
-
-NAMED = """
-import json, sys
-from shardwright.backends.targets.compilers import _request
-from shardwright.backends.targets.names import parse_target, target_of
-from shardwright.backends.targets.worker import _devices
-for name, mesh in json.loads(sys.argv[1]).items():
-    print(target_of(_devices(_request(parse_target(name), mesh))).name)
-"""
-
-
-def test_devices_have_the_names_of_their_targets() -> None:
-    """As libtpu describes them, so that what runs on them is written for them."""
-    meshes = {
-        "tpu-v4:2x2x1": {"x": 4},
-        "tpu-v5e:4x2": {"x": 2, "y": 4},
-        "tpu-v5p:2x2x2": {"x": 8},
-        "tpu-v6e:2x2": {"x": 4},
-    }
-    quiet = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    words = [sys.executable, "-c", NAMED, json.dumps(meshes)]
-    done = subprocess.run(words, env={**os.environ, **quiet}, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == list(meshes)
