@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+from oracles.rewritten_programs import printed
 from search_fillings import Filling, every_filling, homes, layout, least, limits_that_bind, products
 
 from shardwright.compiling.compile_program import load
@@ -51,6 +52,29 @@ def test_what_nothing_reads_may_lie_split() -> None:
         search(load(Source("unread", UNREAD)), Objective.on(chip(1, 2e6)), 10.0)
     with pytest.raises(DiagnosticError, match="in the layouts that take least of those tried"):
         search(load(Source("unread", UNREAD)), Objective.on(chip(1, 3.15e6)), 10.0)
+
+
+WRITTEN_IN_PART = """
+mesh x=2 y=2
+dim R=8 B=64
+func f(a: f32 R_y, w: f32 RB_xy) -> (f32 B_xy, f32 B_y) {
+  v: f32 B_y? = a @[R] w
+  u: f32 B_xy = v
+  return exp(v), u
+}
+"""
+
+
+def test_a_type_written_in_part_holds_and_less_memory_gives_nothing_faster() -> None:
+    """What is counted is what is written: the value stays as its part demands, where it could be left out."""
+    program = load(Source("in part", WRITTEN_IN_PART))
+    times = []
+    for memory in (1e9, 1295.0):
+        found = search(program, Objective.on(chip(1000, memory)), 10.0)
+        assert found.model_s == pytest.approx(found.objective_s, rel=1e-6)
+        assert "\n  v: f32 B_y" in printed(found.program)
+        times.append(found.objective_s)
+    assert times[0] <= times[1]
 
 
 PRODUCTS = """

@@ -205,7 +205,7 @@ class _Builder:
     def settle(self, node: ValueNode, value: Value, *, rigid: bool) -> None:
         """Where a type is demanded, home is that type, reached from where the operation leaves the value."""
         self.exclude(node, value)
-        if isinstance(value.type, OpenType) and value.type.open and not _restricts(value.type):
+        if isinstance(value.type, OpenType) and value.type.open and not restricts(value.type):
             node.home = node.made
             self.restrict(node, node.home, value.type)
             self.problem.entries.append(UsesTree(node))
@@ -410,7 +410,7 @@ class _Builder:
         elif kind.open and kind.partial is None and not any(kind.splits):
             node.group.root().found.append(np.zeros(1, np.int64))  # one layout at least is not partial: the whole
             self.problem.entries.append(NotPartial(node, variable))
-        elif not kind.open or _restricts(kind):
+        elif not kind.open or restricts(kind):
             codes = self.every_layout(node, variable)
             codes = codes[self.coding.admitted(codes, kind)]
             node.group.root().found.append(codes)
@@ -492,7 +492,7 @@ def reshaped_dims(operation: Operation) -> tuple[str, ...]:
             return ()
 
 
-def _restricts(kind: OpenType) -> bool:
+def restricts(kind: OpenType) -> bool:
     """Tells whether anything is demanded of the layout."""
     anything = isinstance(kind.partial, AnyPartial) and kind.partial.kind is None
     return not anything or any(axes is not None for axes in kind.splits)

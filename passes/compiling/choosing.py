@@ -267,6 +267,8 @@ class _Chooser:
             spent = sum(prices.of_kept(value.name) * value.concrete.local_bytes(placed.mesh) for value in kept)
         model_s = (placement.solution.cost - spent) / NANOSECONDS
         found = SearchResult(self.objective, "feasible", placed, placement, model_s, 0.0, 0.0)
+        if prices is not None and prices.live_ns:  # the cost holds the price of every value beside its time
+            found = replace(found, model_s=found.objective_s)
         self.found.append(found)
         return found
 

@@ -14,6 +14,7 @@ from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.limited_placement import MOST_ENTRIES, LimitedPlacement, PlacementProof
 from shardwright.cost.choosing.objective import SOLVERS, Objective, chip_for
 from shardwright.cost.choosing.placement import Effort, LayoutSolution, Location, PlacementOptions, UseKey, ValueNode
+from shardwright.cost.choosing.program_layouts import restricts
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
@@ -380,7 +381,9 @@ class _Writer:
     def chosen(self, value: Value, at: Location) -> Value:
         node = self.placement.defined[at, value.name]
         kind = replace(self.placement.kinds[node.home], in_flight=value.type.in_flight)
-        return replace(value, type=kind, marking=Marking.FOUND if isinstance(value.type, OpenType) else value.marking)
+        if not isinstance(value.type, OpenType):
+            return replace(value, type=kind)
+        return replace(value, type=kind, marking=Marking.DEMANDED if restricts(value.type) else Marking.FOUND)
 
     # ------------------------------------------------------------ uses
 
