@@ -197,6 +197,18 @@ def test_models_that_cannot_be_priced_so(shardwright: Callable) -> None:
     assert json.loads(shardwright("fit", "opt-125m", "--chip", "h100", "--json").out)["longest_context"] == 2048
 
 
+def test_more_positions_than_the_model_was_made_for_are_priced_and_said(shardwright: Callable) -> None:
+    said = "more than the model's 8192: it was not made for them"
+    priced = ("cost", "llama-3-70b", "--chip", "h100", "--chips", "8", "--context")
+    assert shardwright(*priced, "8193").out.endswith(f"\n8193 positions, {said}\n")
+    assert json.loads(shardwright(*priced, "8193", "--json").out)["beyond"] == f"8193 positions, {said}"
+    assert "positions" not in shardwright(*priced, "8192").out
+    fits = ("fit", "llama-3-70b", "--chip", "h100", "--chips", "2", "--batch")
+    assert shardwright(*fits, "1").out.endswith(f" at batch 1, {said}\n")
+    assert json.loads(shardwright(*fits, "1", "--json").out)["beyond"] == said
+    assert shardwright(*fits, "28").out.endswith(" at batch 28\n")
+
+
 def test_what_a_layout_does_not_split_is_said(shardwright: Callable) -> None:
     got = shardwright("cost", "opt-125m", "--chip", "h100", "--chips", "5")
     assert got.out.endswith(

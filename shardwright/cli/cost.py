@@ -110,33 +110,45 @@ def execute(args: argparse.Namespace) -> int:
         args.chip = implied_chip(args.target).name
     generated = None
     dropped: tuple[str, ...] = ()
+    beyond = ""
     compiled: dict[str, CompiledCosts] = {}
     if _is_program(args.file):
         costs, generated, compiled = _of_program(args)
     else:
-        cost, dropped = _of_model(args)
+        cost, dropped, beyond = _of_model(args)
         costs = [cost]
     if args.json:
         from shardwright.cli.output import print_json
 
-        print_json(_as_json(costs, generated, compiled) | ({"dropped": list(dropped)} if dropped else {}))
+        said = ({"dropped": list(dropped)} if dropped else {}) | ({"beyond": beyond} if beyond else {})
+        print_json(_as_json(costs, generated, compiled) | said)
     else:
         from shardwright.cost_tables import cost_table
 
         print("\n\n".join(cost_table(cost, compiled.get(cost.func)) for cost in costs))
         if dropped:
             print("".join(f"\n{sentence}" for sentence in dropped))
+        if beyond:
+            print(f"\n{beyond}")
         if generated is not None:
             print(f"\n{_generation_text(generated, args.generate)}")
     return 0
 
 
-def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...]]:
-    """One call of a phase of a model, with its published size, and what the layout does not split."""
+def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...], str]:
+    """One call of a phase of a model, with its published size, what the layout does not split, and a sentence where the
+    model was not made for so many positions."""
     from dataclasses import replace
 
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.prediction.models import active_parameters, check_positions, model_of, preset_of, torus_mesh
+    from shardwright.prediction.models import (
+        active_parameters,
+        beyond_positions,
+        check_positions,
+        model_of,
+        preset_of,
+        torus_mesh,
+    )
     from shardwright.prediction.phases import phase_cost
     from shardwright.prediction.programs import Deployment, fitted_layout
 
@@ -160,7 +172,9 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...]]:
         length = args.context if args.phase == "prefill" else 1
         cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
     dropped = fitted_layout(deployment, args.batch, length).dropped
-    return replace(cost, parameters=round(active_parameters(found))), dropped
+    beyond = beyond_positions(found.model, args.context)
+    said = f"{args.context} positions, {beyond}" if beyond else ""
+    return replace(cost, parameters=round(active_parameters(found))), dropped, said
 
 
 def _compiled(

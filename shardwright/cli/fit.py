@@ -73,6 +73,7 @@ def execute(args: argparse.Namespace) -> int:
                 "largest_batch": found.largest_batch,
                 "longest_context": found.longest_context,
                 "dropped": list(found.dropped),
+                **({"beyond": found.beyond} if found.beyond else {}),
             }
         )
         return 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.cost.movements.movement import duration_text
 from shardwright.ir.text.table import bytes_text, text_table
 from shardwright.planning.serving import ServingChoice, ServingDemand, ServingPlan, counted, limit
+from shardwright.prediction.models import beyond_positions
 
 if TYPE_CHECKING:
     from shardwright.ir.types import TensorType
@@ -145,8 +146,8 @@ _BINDING = {
 
 def _beyond(demand: ServingDemand) -> str:
     """The positions of a sequence where they are more than the model's config has; nothing elsewhere."""
-    positions, longest = demand.prompt + demand.output, demand.model.model.longest
-    return f"{positions}, more than the model's {longest}: it was not made for them" if positions > longest else ""
+    positions = demand.prompt + demand.output
+    return f"{positions}, {words}" if (words := beyond_positions(demand.model.model, positions)) else ""
 
 
 def _figures(*rows: tuple[str, str]) -> Iterator[str]:

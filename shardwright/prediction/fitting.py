@@ -13,7 +13,7 @@ from shardwright.models.built_in import BuiltIn
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
-from shardwright.prediction.models import check_positions, longest_context, parameters_of, torus_mesh
+from shardwright.prediction.models import beyond_positions, check_positions, longest_context, parameters_of, torus_mesh
 from shardwright.prediction.programs import Deployment, Weights, fitted_layout, phase_program
 
 _MOST_CHIPS = 4096
@@ -41,9 +41,15 @@ class FitResult:
     def fits(self) -> bool:
         return self.memory.peak <= self.chip.memory_bytes
 
+    @property
+    def beyond(self) -> str:
+        """The words on the longest context where the model has fewer positions."""
+        return beyond_positions(self.model.model, self.longest_context)
+
     def __repr__(self) -> str:
         made, memory, room = self.deployment, self.memory, self.chip.memory_bytes
         what = "fewest chips" if self.is_fewest else "chips"
+        beyond = f", {self.beyond}" if self.beyond else ""
         verdict = "fits in" if self.fits else f"{bytes_text(memory.peak - room)} more than"
         return "\n".join(
             [
@@ -55,7 +61,7 @@ class FitResult:
                 f" weights {bytes_text(memory.weights)}, cache {bytes_text(memory.state)}, values"
                 f" {bytes_text(memory.activations)}; {verdict} {bytes_text(room)}",
                 f"largest batch    {self.largest_batch} at context {self.context}",
-                f"longest context  {self.longest_context} at batch {self.batch}",
+                f"longest context  {self.longest_context} at batch {self.batch}{beyond}",
                 *(["", *self.dropped] if self.dropped else []),
             ]
         )

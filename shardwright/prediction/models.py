@@ -56,6 +56,11 @@ def check_positions(model: Model, positions: int) -> None:
         raise fault("too-long", found, NOWHERE, f"give --context {longest} or less")
 
 
+def beyond_positions(model: Model, positions: int) -> str:
+    """The words on so many positions where the model's config has fewer; nothing elsewhere."""
+    return f"more than the model's {model.longest}: it was not made for them" if positions > model.longest else ""
+
+
 def preset_of(chip: Chip) -> str:
     """The layout that a model has on such chips where none is named."""
     return "ws2d" if isinstance(chip.interconnect, Torus) else "megatron"
