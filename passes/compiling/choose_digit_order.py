@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -122,28 +123,17 @@ class _Search:
         self.program = program
         self.roomy = roomy
         self.splits = splitting_axes(program)
-        self.used = {dim.name: self.digits(dim) for dim in program.dims}
         self.results = [e for func in program.funcs for e in _edges(func, zip(func.returns, func.results, strict=True))]
         self.params = [e for func in program.funcs for e in _edges(func, ((v.name, v.type) for v in func.params))]
         self.stored = [_Edge(value.type, None) for value in (*program.weights, *program.state)]
         self.constraints = list(_constraints(program))
-        for constraint in self.constraints:
-            if isinstance(constraint.statement.operation, Topk):  # its blocks are stretches, also of what is not split
-                for name in constraint.dims:
-                    self.used[name] |= set(constraint.statement.operation.by)
+        self.used = self.digits_used()
         self.open = any(isinstance(use.type, OpenType) for func in program.funcs for use in typed_values(program, func))
 
     def result(self, *, tied_only: bool) -> Program:
-        tied: list[set[str]] = []
-        for constraint in self.constraints:
-            group = set(constraint.dims)
-            for other in [g for g in tied if g & group]:
-                group |= other
-                tied.remove(other)
-            tied.append(group)
         chosen: dict[str, Order] = {}
-        for group in tied:
-            chosen.update(self.joint(sorted(group)))
+        for group in _tied_groups(self.constraints):
+            chosen.update(self.joint(group))
         dims: list[DimInfo] = []
         for dim in self.program.dims:
             wanted = dim.name in chosen or (self.used.get(dim.name) and (not tied_only or self.cramped(dim)))
@@ -162,6 +152,15 @@ class _Search:
             for extent in extents
             if key[0] == dim.name
         )
+
+    def digits_used(self) -> dict[str, set[str]]:
+        """The axes in the order of each dimension."""
+        used = {dim.name: self.digits(dim) for dim in self.program.dims}
+        for constraint in self.constraints:
+            if isinstance(constraint.statement.operation, Topk):  # its blocks are stretches, also of what is not split
+                for name in constraint.dims:
+                    used[name] |= set(constraint.statement.operation.by)
+        return used
 
     def digits(self, dim: DimInfo) -> set[str]:
         """The axes in the order of a dimension: those that split it, also where a function gives it another size.
@@ -224,18 +223,56 @@ class _Search:
 
     def joint(self, names: list[str]) -> dict[str, Order]:
         """Orders for dimensions that constraints tie together; the best in all that satisfies every constraint."""
+        best: tuple[Score, dict[str, Order]] | None = None
+        for orders in self.meeting(names):
+            score = _added(self.score(name, orders[name]) for name in names)
+            if best is None or score > best[0]:
+                best = (score, dict(orders))
+        if best is None:
+            raise _conflict(self.irreducible([c for c in self.constraints if set(c.dims) & set(names)]))
+        return best[1]
+
+    def meeting(self, names: list[str]) -> Iterator[dict[str, Order]]:
+        """The orders for these dimensions that satisfy every constraint on them."""
         relevant = [c for c in self.constraints if set(c.dims) & set(names)]
         composite = {c.dims[0]: c for c in relevant if isinstance(c.statement.operation, Split | Merge)}
         simple = [name for name in names if name not in composite]
-        best: tuple[Score, dict[str, Order]] | None = None
         for orders in self.assignments(simple, list(composite.values())):
             if all(self.holds(c, orders) for c in relevant):
-                score = _added(self.score(name, orders[name]) for name in names)
-                if best is None or score > best[0]:
-                    best = (score, dict(orders))
-        if best is None:
-            raise _conflict(relevant)
-        return best[1]
+                yield orders
+
+    def irreducible(self, constraints: list[_Constraint]) -> list[_Constraint]:
+        """As few of constraints that no orders meet as are in conflict by themselves, each of them needed for it; all
+        where what other values split takes part."""
+        least = constraints
+        if self.with_only(least).satisfiable():
+            return constraints
+        for each in reversed(constraints):
+            without = [other for other in least if other is not each]
+            if not self.with_only(without).satisfiable():
+                least = without
+        return least
+
+    def with_only(self, constraints: list[_Constraint]) -> _Search:
+        """The search as if there were these constraints alone, and no other values than their statements'."""
+        split: dict[tuple[str, str | None], set[str]] = {}
+        for each in constraints:
+            overridden = dict(each.func.overrides)
+            for kind in (each.operand, each.statement.result.type):
+                for dim, axes in zip(kind.dims, kind.splits, strict=True):
+                    func = each.func.name if dim.name in overridden else None
+                    split.setdefault((dim.name, func), set()).update(axes or ())
+        made = copy(self)
+        made.constraints = constraints
+        made.splits = {
+            key: {axis: uses[axis] for axis in uses if axis in split.get(key, ())} for key, uses in self.splits.items()
+        }
+        made.used = made.digits_used()
+        return made
+
+    def satisfiable(self) -> bool:
+        """Tells whether there are orders that satisfy every constraint."""
+        return all(any(True for _ in self.meeting(group)) for group in _tied_groups(self.constraints))
 
     def holds(self, constraint: _Constraint, orders: Mapping[str, Order]) -> bool:
         func = constraint.func
@@ -303,6 +340,18 @@ class _Search:
             # The whole may have another extent than declared, and a function may give it another size.
             if fits and math.gcd(sizes[name], self.program.dim(name).size) % order_size(order, mesh) == 0:
                 yield order
+
+
+def _tied_groups(constraints: Iterable[_Constraint]) -> list[list[str]]:
+    """The dimensions whose orders constraints tie together."""
+    tied: list[set[str]] = []
+    for constraint in constraints:
+        group = set(constraint.dims)
+        for other in [g for g in tied if g & group]:
+            group |= other
+            tied.remove(other)
+        tied.append(group)
+    return [sorted(group) for group in tied]
 
 
 def _added(scores: Iterable[Score]) -> Score:

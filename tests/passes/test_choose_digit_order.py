@@ -11,7 +11,7 @@ from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
-from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder, DigitConflictError
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit, parse_pipeline, run_passes
 
@@ -121,6 +121,22 @@ def test_digits_that_cannot_agree_are_a_fault() -> None:
     (told,) = raised.value.diagnostics
     assert told.code == "digits"
     assert told.message == "no order of digits lets rename keep every index on its chip: f32 L_y and f32 T_y"
+
+
+def test_a_conflict_is_of_those_statements_alone_that_cannot_agree() -> None:
+    """The two renames tie A, F and G together, and keep every index on its chip in any order of digits."""
+    text = """
+        mesh x=2 y=2
+        dim A=16 order x y H=4 D=4 F=16 G=16
+        func f(a: f32 A_xy) -> (f32 F_xy, f32 G_xy, f32 H_yD_x) {
+          b: f32 F_xy = rename[A -> F](a)
+          c: f32 G_xy = rename[A -> G](a)
+          d: f32 H_yD_x = split[A -> HD](a)
+          return b, c, d
+        }"""
+    with pytest.raises(DigitConflictError, match="no order of digits lets split keep every index on its chip") as found:
+        ChooseDigitOrder(tied=True).run(program(text))
+    assert found.value.statements == (("f", "d"),)
 
 
 def test_placement_gathers_where_digits_cannot_agree() -> None:
