@@ -66,7 +66,7 @@ func f(a: f32 R_y, w: f32 RB_xy) -> (f32 B_xy, f32 B_y) {
 
 
 def test_a_type_written_in_part_holds_and_less_memory_gives_nothing_faster() -> None:
-    """What is counted is what is written: the value stays as its part demands, where it could be left out."""
+    """The value stays as its part demands, where it could be left out: the program takes the time that was counted."""
     program = load(Source("in part", WRITTEN_IN_PART))
     times = []
     for memory in (1e9, 1295.0):

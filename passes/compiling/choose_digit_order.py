@@ -242,8 +242,8 @@ class _Search:
                 yield orders
 
     def irreducible(self, constraints: list[_Constraint]) -> list[_Constraint]:
-        """As few of constraints that no orders meet as are in conflict by themselves, each of them needed for it; all
-        where what other values split takes part."""
+        """The constraints, of those that no orders meet, that already conflict where their statements' values alone are
+        split, each of them needed for it; all of them where what other values split takes part."""
         least = constraints
         if self.with_only(least).satisfiable():
             return constraints

@@ -50,7 +50,7 @@ class Reshaping:
         return f"f32 {self.layout(dims)}" if self.random.random() < 0.55 else f"f32 {dims}?"
 
     def ways(self, name: str) -> list[tuple[str, str]]:
-        """What can be made of a value, each with its dimensions."""
+        """The expressions that take a value, each with the dimensions of its result."""
         dims = self.values[name]
         made = [(f"tanh({name})", dims)]
         made += [(f"{name} + {other}", dims) for other, same in self.values.items() if same == dims and other != name]
