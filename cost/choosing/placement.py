@@ -84,6 +84,9 @@ class LayoutSolution:
     """The first digits of dimensions that cost and bound are of, edges included; `bytes_received` has no edges."""
     shared_edges: bool = True
     """Tells whether with edges apart (`PlacementOptions`) cost and choice might be others."""
+    relaxed: LayoutSolution | None = None
+    """The best layouts if their digits did not have to agree, where they cannot: the bound of these alone is one of all
+    that agree, of which some are left out."""
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,19 @@ def choose(
     end = time.monotonic() + seconds
     options = options or PlacementOptions()
     first_limit, others_limit = WorkLimit(most_entries(program)), WorkLimit(most_entries(program))
+    relaxed: list[float] = []
 
     def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> SearchResult:
         wanted, left = replace(options, orders=orders, edges_apart=apart), end - time.monotonic() if orders else seconds
         given, limit = (None, others_limit) if orders else (known, first_limit)
-        return _Chooser(program, objective, left, wanted, given, limit, proof=proof, cutoff_s=cutoff).run()
+        found = _Chooser(program, objective, left, wanted, given, limit, proof=proof, cutoff_s=cutoff).run()
+        relaxed.append(found.relaxed_s)
+        return found
+
+    def bounded(best: SearchResult) -> SearchResult:
+        bound = min([best.bound_s, *relaxed])
+        proved = best.status == "optimal" and bound >= best.bound_s * (1 - ENOUGH)
+        return replace(best, status="optimal" if proved else "feasible", bound_s=bound)
 
     def priced(found: SearchResult) -> PricedChoice[SearchResult]:
         shared = found.placement.shared_edges
@@ -100,19 +108,21 @@ def choose(
 
     first = under({})
     if edges == "digits" or not moves_at_edges(first.placed):
-        return first
+        return bounded(first)
     best = with_edges(
         priced(first),
         lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
         ENOUGH,
         lambda: not proof or others_limit.exhausted or time.monotonic() > end,
     )
-    return replace(
-        best.choice,
-        status="optimal" if best.bound >= best.total * (1 - ENOUGH) else "feasible",
-        model_s=best.total,
-        bound_s=best.bound,
-        seconds=time.monotonic() - end + seconds,
+    return bounded(
+        replace(
+            best.choice,
+            status="optimal" if best.bound >= best.total * (1 - ENOUGH) else "feasible",
+            model_s=best.total,
+            bound_s=best.bound,
+            seconds=time.monotonic() - end + seconds,
+        )
     )
 
 
@@ -145,7 +155,8 @@ class _Chooser:
         self.found: list[SearchResult] = []
         self.known: dict[str, SearchResult] = {}
         self.tried: list[MemoryPrices] = []
-        self.bound_ns = -math.inf
+        self.bound_ns = self.relaxed_ns = -math.inf
+        """The bounds of what is looked at, and of all: where digits do not agree only some layouts are."""
         self.price = MemoryPrices()
         self.alone = objective.solver == "ortools"
         self.fault: DiagnosticError | None = None
@@ -182,7 +193,9 @@ class _Chooser:
         start = min(self.found, key=lambda found: found.model_s).placement if self.found else None
         effort = Effort(self.limit, end, start=start, cutoff=self.cutoff_ns)
         with suppress(OutOfWorkError):
-            self.bound_ns = self.priced(MemoryPrices(), effort).placement.solution.bound
+            placement = self.priced(MemoryPrices(), effort).placement
+            self.bound_ns = placement.solution.bound
+            self.relaxed_ns = (placement.relaxed or placement).solution.bound
 
     def open(self) -> bool:
         """Tells whether there may be something better than what was found."""
@@ -212,7 +225,8 @@ class _Chooser:
             if lowered:
                 lowered = False
                 continue
-            self.bound_ns = max(self.bound_ns, outcome.bound_ns)
+            self.bound_ns = max(self.bound_ns, outcome.bound_tried_ns)
+            self.relaxed_ns = max(self.relaxed_ns, outcome.bound_ns)
             if found is None or found.fits:
                 return
             chosen = found.placement.solution.choice
@@ -379,6 +393,7 @@ class _Chooser:
             best,
             status="optimal" if closed else "feasible",
             bound_s=bound,
+            relaxed_s=max(0.0, self.relaxed_ns / NANOSECONDS) if self.relaxed_ns < self.bound_ns else math.inf,
             seconds=time.monotonic() - self.began,
         )
 

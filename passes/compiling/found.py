@@ -95,6 +95,8 @@ class SearchResult:
     bound_s: float
     seconds: float
     rewritten: Program | None = None
+    relaxed_s: float = math.inf
+    """Where digits did not agree and `bound_s` is of the layouts that were looked at, a lower bound of all."""
 
     @cached_property
     def program(self) -> Program:

@@ -110,12 +110,15 @@ class Place(Pass):
         """The layouts with the fewest bytes, by HiGHS alone where it is wanted."""
         end = time.monotonic() + seconds
         choose = LimitedPlacement(program)
+        relaxed: list[int] = []
 
         def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> Chosen:
             wanted = replace(options, orders=orders, edges_apart=apart)
             if self.solver == "ortools":
                 return _chosen_alone(program, wanted, end)
             placed, placement = place(program, wanted, partial(choose, cutoff=cutoff))
+            if placement.relaxed is not None:
+                relaxed.append(choose.proof(placement.relaxed).bound_bytes)
             return Chosen(placed, placement, choose.proof(placement))
 
         def priced(chosen: Chosen) -> PricedChoice[Chosen]:
@@ -126,15 +129,18 @@ class Place(Pass):
             shared = chosen.placement.shared_edges
             return PricedChoice(chosen, chosen.placed, made, round(received), least, shared)
 
+        def bounded(best: Chosen) -> Chosen:
+            return replace(best, proof=replace(best.proof, bound_bytes=min([best.proof.bound_bytes, *relaxed])))
+
         first = under({})
         if self.edges == "digits" or not moves_at_edges(first.placed):
-            return first
+            return bounded(first)
         best = with_edges(
             priced(first),
             lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
             late=lambda: choose.limit.exhausted or time.monotonic() > end,
         )
-        return replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound)))
+        return bounded(replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound))))
 
     def wanted(self, program: Program) -> Objective:
         """The chip and the calls. Raises where there is no such chip or function."""
@@ -196,7 +202,8 @@ def _chosen_alone(program: Program, options: PlacementOptions, end: float) -> Ch
     effort = Effort(WorkLimit(MOST_ENTRIES), end)
     choose = partial(place_layouts, solve=lambda problem: BytesProgram(problem, effort).solve())
     placed, placement = place(program, options, choose)
-    received, bound = round(placement.bytes_received), math.ceil((placement.bound_bytes or 0.0) - 1e-6)
+    least = (placement.relaxed or placement).bound_bytes
+    received, bound = round(placement.bytes_received), math.ceil((least or 0.0) - 1e-6)
     return Chosen(placed, placement, PlacementProof(received, min(received, bound)))
 
 
@@ -236,7 +243,8 @@ def place(
     for orders, tries in ((require_room, ROOMY_TRIES), (ChooseDigitOrder(tied=True).run, None)):
         found = _without_conflict(program, options.whole_reshapes, outcome, first, orders, tries)
         if not isinstance(found, DiagnosticError):
-            return found
+            written, placement = found
+            return written, placement if placement is first else replace(placement, relaxed=first)
     raise found
 
 
