@@ -317,6 +317,31 @@ def test_interrupt_that_comes_out_as_another_error() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+@pytest.mark.parametrize("once", [False, True])
+def test_interrupt_that_python_ignores(once: bool) -> None:
+    """It comes while an object goes, as one of the threads that Python keeps in a set does."""
+    script = HEEDED + (
+        "import os, signal, sys, time, weakref\n"
+        "from contextlib import nullcontext\n"
+        "from shardwright.__main__ import main\n"
+        "from shardwright.cli import check\n"
+        "from shardwright.cli.interrupts import one_interrupt\n"
+        "def interrupted(reference):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(1)\n"
+        "def execute(args):\n"
+        f"    with one_interrupt() if {once} else nullcontext():\n"
+        "        thing = weakref.WeakSet()\n"
+        "        kept = weakref.ref(thing, interrupted)\n"
+        "        del thing\n"
+        "        time.sleep(60)\n"
+        "check.execute = execute\n"
+        "sys.exit(main(['check', 'a.shard']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_the_reader_of_a_pipe_leaves() -> None:
     read, write = os.pipe()
     os.close(read)

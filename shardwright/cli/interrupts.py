@@ -5,10 +5,37 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
+
+LATER = 0.01
+"""After so many seconds an interrupt that was lost comes again."""
+
+
+@contextmanager
+def again_where_lost(answer: Callable[[int, FrameType | None], None]) -> Generator[None]:
+    """Within it no interrupt is lost: Python ignores errors in what it calls while an object goes, as of the sets in
+    which it has its threads, KeyboardInterrupts among them. `answer` then gets another one, a little later."""
+    before, coming, main = sys.unraisablehook, list[threading.Timer](), threading.get_ident()
+
+    def ignored(what: sys.UnraisableHookArgs) -> None:
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            before(what)
+            return
+        signal.signal(signal.SIGINT, answer)
+        coming.append(threading.Timer(LATER, signal.pthread_kill, (main, signal.SIGINT)))
+        coming[-1].daemon = True
+        coming[-1].start()
+
+    sys.unraisablehook = ignored
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in coming:
+            timer.cancel()
 
 
 class Interrupted:
@@ -20,11 +47,14 @@ class Interrupted:
     def __enter__(self) -> Interrupted:
         main = threading.current_thread() is threading.main_thread()
         self._mine = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        self._within = ExitStack()
         if self._mine:
             signal.signal(signal.SIGINT, self._answer)
+            self._within.enter_context(again_where_lost(self._answer))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._within.close()
         if self._mine and signal.getsignal(signal.SIGINT) == self._answer:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -52,7 +82,8 @@ def one_interrupt() -> Generator[None]:
 
     signal.signal(signal.SIGINT, answer)
     try:
-        yield
+        with again_where_lost(answer):
+            yield
     except KeyboardInterrupt:
         raise
     except BaseException:
