@@ -373,6 +373,12 @@ def scattered_in_front(x, axes, at, shape, order):
     scattered = lax.psum_scatter(tiled, axes, tiled=True)
     return jnp.moveaxis(scattered.reshape(-1, *front.shape[1:]), 0, at)
 ''',
+    "side_by_side": '''
+def side_by_side(blocks, placed):
+    """Blocks of a matrix [others, n, ...], each placed among the others, one beside the other along the last
+    dimension. The same as a transpose libtpu copies twice."""
+    return jnp.concatenate([placed(blocks[:, i]) for i in range(blocks.shape[1])], -1)
+''',
     "topk": '''
 def topk(x, k, axis, index, blocks=1):
     """The k greatest elements along an axis, and their entries in index; of several blocks one after the other.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -221,8 +222,25 @@ class _Plan:
                 return f"lax.all_gather({code}, {axes_text(axes)}, axis={at}, tiled=True, to='invarying')"
             gathered = f"lax.all_gather({code}.reshape{rows}, {axes_text(axes)}, to='invarying')"
             return f"{gathered}.reshape{tuple_text([*map(str, self.result)])}"
-        gathered = f"lax.all_gather({code}, {axes_text(axes)}, to='invarying')"
-        return self.into_place(gathered, axes, [self.mesh.product(axes), *self.local])
+        own = self.along_lanes(lowering)
+        rest = [axis for axis in axes if axis not in own]
+        gathered = f"lax.all_gather({code}, {axes_text([*rest, *own])}, to='invarying')"
+        if not own or at is not None:
+            return self.into_place(gathered, axes, [self.mesh.product(axes), *self.local])
+        lowering.use_helper("side_by_side")
+        chips, n = self.mesh.product(rest), self.mesh.product(own)
+        blocks = reshaped(gathered, [chips * n, *self.local], [chips, n, *self.local])
+        others = _Plan(
+            self.digits, self.before, replace(self.after, splits=(*self.after.splits[:-1], self.before.splits[-1]))
+        )
+        return f"side_by_side({blocks}, lambda block: {others.into_place('block', rest, [chips, *self.local])})"
+
+    def along_lanes(self, lowering: Lowering) -> list[str]:
+        """The axes of the last dimension's blocks that arrive, where these are whole lanes of a target's tiles."""
+        tile, last = lowering.forms.tile, self.rows[-1] if self.rows else []
+        if tile is None or not leads(last, "arrives") or self.local[-1] % tile[1]:
+            return []
+        return [str(factor.axis) for factor in last if factor.fate == "arrives"]
 
     def reduce_scatter(self, code: str, named: Sequence[str], lowering: Lowering) -> str:
         axes = self.axes(named)

@@ -18,7 +18,7 @@ from oracles.jax_agreement import explicit
 
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.emit import emit
-from shardwright.backends.jax.module_files import load_module
+from shardwright.backends.jax.module_files import abstract_arguments, load_module
 from shardwright.backends.jax.tiled_forms import AddendExchange, Front, gather_form, scatter_form
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.targets.compilers import compile_module
@@ -123,6 +123,49 @@ def test_vectors_are_gathered_in_the_form_that_the_compiler_keeps() -> None:
     made = module.build_f(module.make_mesh(arrange_devices(4).devices))(ids, scale)
     assert np.array_equal(made[0], ids)
     assert np.array_equal(made[1], scale)
+
+
+@pytest.mark.parametrize(
+    ("split", "order", "joined"),
+    [
+        ("E_xF_y", "", True),
+        ("KE_xF_y", "", True),
+        ("K_zE_xF_y", "", True),
+        ("K_zE_xF_y", "E=8 order y x", True),
+        ("K_zxEF_y", "", True),
+        ("K_xEF_yz", "", True),
+        ("K_xE_zF_y", "F=512 order z y", False),  # what comes lies between what stays
+        ("F_xE_y", "", False),  # E has no whole lanes
+        ("K_xE_yF", "", False),
+        ("E_xF_y", "F=512 order 2 y", False),  # blocks of F are no whole ones
+        ("EF_xy", "", False),
+    ],
+)
+def test_blocks_along_the_lanes_are_put_side_by_side(split: str, order: str, joined: bool) -> None:
+    """What is gathered along several dimensions, of which the last comes in blocks of whole lanes."""
+    names = [letter for letter in split if letter.isupper()]
+    sizes = {"K": 4, "E": 8, "F": 512}
+    dims = " ".join(order if order.startswith(name) else f"{name}={sizes[name]}" for name in names)
+    axes = "".join(sorted({axis for axis in split if axis.islower()}))
+    whole = "".join(names)
+    program = explicit(f"""
+    mesh x=2 y=2 z=2
+    dim {dims}
+    func f(w: {split}) -> {whole} {{
+      w_moved: {split} = w + w
+      g: {whole} = all_gather[{axes}](w_moved)
+      return g
+    }}
+    """)
+    text = emit(program, forms=parse_target("tpu-v5e:2x4").forms)
+    assert ("g = side_by_side(" in text) == joined
+    assert "side_by_side" not in emit(program)
+    module = load_module(text)
+    w = np.random.default_rng(0).integers(-4, 5, [sizes[name] for name in names]).astype(np.float32)
+    mesh = module.make_mesh(arrange_devices(8).devices)
+    (given,) = abstract_arguments(module, "f", mesh)  # digit by digit where blocks are strided
+    made = module.build_f(mesh)(jnp.asarray(w.reshape(given.shape), jnp.bfloat16))
+    assert np.array_equal(np.asarray(made, np.float32), 2 * w)
 
 
 @pytest.mark.parametrize(
