@@ -106,9 +106,14 @@ class Home:
         return {rows.tier: self.bytes_on(rows.tier) for rows in self.rows if rows.tier in self.tiers.at_hand}
 
     @cached_property
+    def comes(self) -> bool:
+        """True if some of it is not at hand, and comes by events."""
+        return any(rows.tier is not Tier.DEVICE for rows in self.pieces)
+
+    @cached_property
     def elsewhere(self) -> bool:
         """True if some of it is not at hand, or not as it is computed with."""
-        return any(rows.tier is not Tier.DEVICE for rows in self.pieces) or self.coding.quantized is not None
+        return self.comes or self.coding.quantized is not None
 
     @cached_property
     def spills(self) -> bool:
@@ -172,9 +177,8 @@ class Home:
     def view_on_host(self, part: Part) -> Tensor | None:
         """A part where it lies on the host, None where the host cannot compute with it so."""
         tiers = {rows.tier for rows in self.pieces if rows.count}
-        if self.coding.quantized is not None or not (tiers == {Tier.HOST} or (tiers and self.tiers.in_place)):
-            return None
-        return self._view(part, *tiers) if len(tiers) == 1 else None
+        there = tiers == {Tier.HOST} or (tiers == {Tier.DEVICE} and self.tiers.in_place)
+        return self._view(part, *tiers) if there and self.coding.quantized is None else None
 
     def _view(self, part: Part, tier: Tier) -> Tensor | None:
         key = tuple([each if isinstance(each, int) else -1 for each in part])
@@ -197,9 +201,7 @@ class Home:
     def at_hand(self, part: Part) -> Tensor | None:
         """A single slice as it is kept, where all of it is at hand."""
         covered = self.covered(part)
-        if len(covered) > 1 or any(rows.tier is not Tier.DEVICE for rows in self.pieces):
-            return None
-        return self.kept[covered[0], Tier.DEVICE]
+        return None if len(covered) > 1 or self.comes else self.kept[covered[0], Tier.DEVICE]
 
     def raw_extents(self, part: Part) -> tuple[int, ...]:
         """The extents of a buffer for a part, as it is kept."""

@@ -304,6 +304,9 @@ class RunningFunction(Environment):
         extents, dtype = home.raw_extents(part), home.coding.kept_as
         buffer = self._buffer(Tier.DEVICE, name, extents, dtype)
         raw = buffer.as_tensor(extents, dtype)
+        if not home.comes:  # its slices lie apart, and no event brings them together
+            home.copy(part, raw, None)
+            return replace(entry, tensor=home.computed(raw, part), buffer=buffer)
         staged, staging, on_host = None, None, home.staged_extents(part)
         if on_host[0] and not self.tiers.in_place:
             staging = self._buffer(Tier.HOST, name, on_host, dtype)

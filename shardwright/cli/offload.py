@@ -148,6 +148,8 @@ def _mesh_options(args: argparse.Namespace) -> str | None:
 
 def _plan_options(args: argparse.Namespace) -> str | None:
     if not args.plan_only:
+        if args.policy and args.latency is not None:
+            return "--policy and --latency cannot be given together"
         if args.attention and args.policy and args.policy.endswith(".shard"):
             return f"{args.policy} says where attention is, `o: ... on host = attend(...)`: leave --attention out"
         if args.model.endswith(".shard"):

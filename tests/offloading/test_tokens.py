@@ -195,6 +195,17 @@ def test_sparse_attention_that_looks_at_all_is_attention(checkpoint: Callable[..
     assert [len(row) for row in few] == [STEPS] * 8
 
 
+def test_sparse_attention_of_a_row_depends_on_no_other(checkpoint: Callable[..., Path]) -> None:
+    """Whatever rows are beside it, and in the diagonal schedule ended ones, whose position is behind the cache."""
+    folder = checkpoint("llama-grouped")
+    wanted = truth(folder)
+    policies = ("8,1,100,0,100,0,100,0", "1,1,100,0,100,0,100,0", "3,2,0,50,30,30,0,100")
+    made = [run(folder, wanted, asked(policy, sparse=0.4))[0] for policy in policies]
+    made.append(run(folder, wanted, asked("2,2,0,0,0,0,0,0", sparse=0.4, schedule="diagonal"))[0])
+    assert made[0] != tokens(wanted)
+    assert made == made[:1] * 4
+
+
 def test_padding_is_counted(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
     wanted = truth(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from shardwright.compiling.compile_program import print_program
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.programs.unrolling import Resource, events_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
+from shardwright.ir.mesh import ONE_CHIP
 from shardwright.ir.ops import Fetch, Start
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Statement
 from shardwright.ir.types import DType, Tier
@@ -30,6 +32,7 @@ from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
 from shardwright.passes.pipelines import run_passes
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace
 from shardwright.serving.offloading.programs import Programs
 from shardwright.serving.offloading.request import OffloadRequest
 from shardwright.serving.offloading.run import OffloadedModel
@@ -105,6 +108,70 @@ def test_an_edit_changes_what_runs(checkpoint: Callable[..., Path]) -> None:
         assert "middle + fed" in text
         assert found(folder, wanted, text) == first(wanted)
         assert found(folder, wanted, text.replace("middle + fed", "middle - fed")) != first(wanted)
+
+
+@pytest.mark.parametrize(
+    ("placement", "in_place"),
+    [("on host", True), ("on host", False), ("on device 50% host 50% along F", True), ("on disk", True)],
+)
+def test_all_layers_weights_are_read_at_once(placement: str, in_place: bool, checkpoint: Callable[..., Path]) -> None:
+    """By a sum over all of them, from wherever they lie. A CPU has what is on the host at hand, layer by layer."""
+    folder = checkpoint("llama-grouped")
+    wanted = truth(folder)
+    text = print_program(plain(folder, "4,2,100,0,100,0,100,0", 8))
+    text = text.replace("  x: f32 BLE = lookup", "  looked_up: f32 BLE = lookup")
+    text = re.sub(r"(  looked_up: .*\n)", r"\1  x: f32 BLE = looked_up + sum[NF](w_gate)\n", text)
+    made = found(folder, wanted, text)
+    assert made != first(wanted)
+    assert (
+        found(folder, wanted, text.replace("w_gate: f32 NEF", f"w_gate: f32 NEF {placement}"), in_place=in_place)
+        == made
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changes", "message"),
+    [
+        (
+            "w_up: f32 NEF", "w_up: f32 NEF on device 50% host 50% along N", {},
+            "w_up: f32 NEF on device 50% host 50% along N is shared along N, over which a loop goes, and a run shares"
+            " each trip's slice alike",
+        ),
+        ("pos: int32 B", "pos: int32 B on disk", {}, "pos: int32 B on disk has rows numbered by it, and a run reads"),
+        ("", "", {"dtype": DType.BF16}, "the program's weights are f32, and bf16 is asked for"),
+    ],
+)  # fmt: skip
+def test_what_a_run_cannot_do_is_refused(
+    old: str, new: str, changes: dict[str, Any], message: str, checkpoint: Callable[..., Path]
+) -> None:
+    folder = checkpoint("llama-grouped")
+    text = print_program(plain(folder, "4,2,100,0,100,0,100,0", 8)).replace(old, new, 1)
+    with pytest.raises(DiagnosticError) as caught:
+        Programs(folder, request(text, **changes), GenerationSettings(NEW))
+    assert caught.value.diagnostics[0].message.startswith(message)
+    assert caught.value.diagnostics[0].notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "place", "message"),
+    [
+        ({"schedule": "diagonal"}, {}, ALONE, "in a schedule that is not the diagonal one"),
+        ({}, {"logprobs": True}, ALONE, "and no function of it scores prompts"),
+        ({}, {}, ProcessPlace.of(0, 2, ONE_CHIP), "for all layers, and each process of a pipeline has some of them"),
+    ],
+)
+def test_what_written_movements_cannot_do_is_refused(
+    changes: dict[str, Any],
+    settings: dict[str, Any],
+    place: ProcessPlace,
+    message: str,
+    checkpoint: Callable[..., Path],
+) -> None:
+    folder = checkpoint("llama-grouped")
+    with pytest.raises(DiagnosticError) as caught:
+        Programs(folder, request(written(folder, HOST), **changes), GenerationSettings(NEW, **settings), place)
+    assert caught.value.diagnostics[0].message == f"the program has its movements written down, {message}"
+    assert caught.value.diagnostics[0].notes
 
 
 # ---------------------------------------------------------------- the trace

@@ -89,8 +89,9 @@ def _over(x: NamedTensor, shared: Sequence[str], sizes: Sequence[int], last: str
 def sparse_attention(
     operation: ops.Attend, args: Sequence[NamedTensor], pos: NamedTensor, share: float, names: Sequence[str]
 ) -> Tensor:
-    """Attention of queries of one position each, which of the positions before their own look at that share with the
-    greatest scores, and read no other values (Sheng et al. 2023, section 5)."""
+    """Attention of queries of one position each, which of the positions before their own that they see look at that
+    share, rounded up, with the greatest scores (Sheng et al. 2023, section 5). A row's are the same whatever other rows
+    there are; one that has ended may be at a position behind the cache."""
     import torch
 
     from shardwright.backends.torch.functions import softmax_weights
@@ -104,14 +105,15 @@ def sparse_attention(
     S, R = (math.prod(q.size(name) for name in dims) for dims in (shared, own))
     queries = aligned(q, (*shared, *own, str(L), D)).reshape(S, R, -1)
     keys, values = (aligned(x, (*shared, T, last)).reshape(S, -1, x.size(last)) for x, last in ((k, D), (v, width)))
-    at = aligned(pos, shared).expand([q.size(name) for name in shared]).reshape(S, 1, 1)
+    at = aligned(pos, shared).expand([q.size(name) for name in shared]).reshape(S, 1, 1).clamp(max=k.size(T) - 1)
     t = torch.arange(keys.shape[1], device=keys.device)
     scores = torch.matmul(queries.float(), keys.float().mT) * operation.scale
     before = t < at
     if operation.window:
         before = before & (t > at - operation.window)
-    kept = max(1, math.ceil(share * max(1, keys.shape[1] - 1)))
-    chosen, where = torch.where(before, scores, -math.inf).topk(min(kept, keys.shape[1]), dim=-1)
+    kept = torch.ceil(share * before.sum(-1, keepdim=True)).clamp(min=1)
+    chosen, where = torch.where(before, scores, -math.inf).topk(int(kept.max()), dim=-1)
+    chosen = chosen.where(torch.arange(chosen.shape[-1], device=keys.device) < kept, -math.inf)
     own_index = at.expand(S, R, 1)
     where, chosen = torch.cat([where, own_index], -1), torch.cat([chosen, scores.gather(-1, own_index)], -1)
     weights, _ = softmax_weights(chosen, -1)

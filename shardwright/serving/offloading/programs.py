@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from shardwright.backends.simulation.digit_factors import Digits
+from shardwright.backends.torch.homes import loop_dims
 from shardwright.backends.torch.shards import sharded
 from shardwright.cost.offloading.policy import Policy
 from shardwright.cost.offloading.sizes import check_no_pages
@@ -19,7 +20,7 @@ from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.ops import Movement, Update
 from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse
-from shardwright.ir.types import Axes, DType, TensorType, row_text
+from shardwright.ir.types import ON_DEVICE, Axes, DType, TensorType, Tier, row_text
 from shardwright.ir.verification.completion import complete
 from shardwright.ir.verification.verifier import Level, verify
 from shardwright.ir.walk import lets_in
@@ -134,14 +135,60 @@ class Programs:
                 raise fault("wrong-program", f"the checkpoint has no weight {value.name}", value.span,
                             f"it has {', '.join(known)}")  # fmt: skip
             if [dim.size for dim in there.dims] != [dim.size for dim in value.shape.dims]:
-                raise fault("wrong-program", f"{value.name}: {value.type} is {there} in the checkpoint", value.span)
+                sizes = ", ".join(f"{dim.name}={dim.size}" for dim in there.dims)
+                raise fault(
+                    "wrong-program", f"{value.name}: {value.type} is {there} with {sizes} in the checkpoint", value.span
+                )
         names = {func.name for func in program.funcs}
         if STAYS not in names or not {ENTERS, BOTH} & names:
             raise fault(
                 "no-phases", "offloading needs functions prefill and decode", NOWHERE,
                 "shardwright import CHECKPOINT --cache T -o FILE writes such a program",
             )  # fmt: skip
+        self._check_shares(program)
+        self._check_options(program, names)
         self._lengths(program)
+
+    def _check_shares(self, program: Program) -> None:
+        """Raises where slices of a value would lie in one memory or in another, and positions on disk."""
+        loops = loop_dims(program)
+        for value in (*program.weights, *program.state):
+            placement = value.type.placement or ON_DEVICE
+            along = placement.along
+            numbers = value.name in program.state_names and value.type.dtype in (DType.INT32, DType.UINT32)
+            if numbers and Tier.DISK in dict(placement.shares):
+                raise fault("bad-placement", f"{value.name}: {value.type} has rows numbered by it, and a run reads such"
+                            " numbers from device or host", value.span, "leave on disk out")  # fmt: skip
+            if along in loops:
+                raise fault(
+                    "bad-placement",
+                    f"{value.name}: {value.type} is shared along {along}, over which a loop goes, and a run shares"
+                    " each trip's slice alike",
+                    value.span,
+                    f"share it along a dimension other than {along}",
+                )
+
+    def _check_options(self, program: Program, names: Set[str]) -> None:
+        """Raises where an option asks for what the program says otherwise."""
+        request, formats = self.request, {value.type.dtype for value in program.weights if value.type.dtype.is_float}
+        if request.dtype is not None and formats and request.dtype not in formats:
+            held = ", ".join(map(str, sorted(formats)))
+            raise fault(
+                "wrong-program", f"the program's weights are {held}, and {request.dtype} is asked for", NOWHERE,
+                "leave --dtype out, or make a program in that format: shardwright import CHECKPOINT --dtype",
+            )  # fmt: skip
+        if not self.fixed:
+            return
+        written = "the program has its movements written down"
+        if request.schedule == "diagonal" and BOTH not in names:
+            raise fault("wrong-program", f"{written}, in a schedule that is not the diagonal one", NOWHERE,
+                        "leave --schedule out, or give a program without movements")  # fmt: skip
+        if self.place.stage.count > 1:
+            raise fault("wrong-program", f"{written}, for all layers, and each process of a pipeline has some of them",
+                        NOWHERE, "leave --gpus out, or give a program without movements")  # fmt: skip
+        if self.settings.logprobs:
+            raise fault("wrong-program", f"{written}, and no function of it scores prompts", NOWHERE,
+                        "leave --logprobs out, or give a program without movements")  # fmt: skip
 
     def _lengths(self, program: Program) -> tuple[int, int, int, int]:
         """The sizes of a program with a schedule: batches, their rows, tokens of a prompt, positions of the cache."""
