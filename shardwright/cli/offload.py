@@ -187,9 +187,12 @@ def execute(args: argparse.Namespace) -> int:
         with going_on_from(None if in_world() else args.output):
             return execute_run(args)
     from shardwright.cli.output import print_json, write_output
-    from shardwright.serving.offloading.policy_files import is_program
+    from shardwright.serving.offloading.policy_files import check_plannable, is_program
 
     of_program = is_program(args.model)
+    for file in filter(None, (args.model, args.policy)):
+        if is_program(file):
+            check_plannable(file)
     plans: list[PricedPolicy] = []
     if of_program:
         name, plan, text = _of_program(args)

@@ -234,3 +234,29 @@ def test_explicit_programs_survive_printing(seed: int) -> None:
     made = explicit(program(random_program(seed)))
     verify(made, Level.EXPLICIT)
     assert program(printed(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("expression", "lies"),
+    [
+        ("rename[C -> D](v)", "host"),
+        ("split[C -> KG](v)", "host"),
+        ("merge[EC -> X](v)", "host"),
+        ("take[C 0:2](v)", "host"),
+        ("take[C, 1](v)", "host"),
+        ("v", "host"),
+        ("v + v", "device"),
+        ("take[C, 1](w)", "device 50% host 50% along E"),
+        ("take[E 0:2](w)", "device"),
+        ("take[E 0:4](w)", "device"),  # in two memories, which no type of a range says
+    ],
+)
+def test_what_computes_nothing_leaves_a_value_where_it_lies(expression: str, lies: str) -> None:
+    """Where nothing of the result is written; a fetch of it is right then."""
+    made = program(
+        "dim E=6 C=4 D=4 K=2 G=2 X=24\n"
+        "weights { v: f32 EC on host\n w: f32 EC on device 50% host 50% along E }\n"
+        f"func f() -> f32 EC? {{ y = {expression}\n return v }}"
+    )
+    (let,) = (s for s in made.funcs[0].body if isinstance(s, Let) and s.result.name == "y")
+    assert str(let.result.type.placement) == lies

@@ -157,7 +157,7 @@ def test_a_plan_is_run_by_offload_and_by_generate(
     prompts = tmp_path / "in.jsonl"
     prompts.write_text('{"tokens": [1, 15, 7]}\n{"tokens": [4, 9, 30, 2]}\n{"tokens": [8]}\n', encoding="utf-8")
     got = shardwright("offload", folder, "--machine", "t4", "--prompt-len", "8", "--gen-len", "4", "--plan-only",
-                      "--policy", policy, "-o", plan)  # fmt: skip
+                      "--dtype", "f32", "--policy", policy, "-o", plan)  # fmt: skip
     assert (got.status, got.err) == (0, "")
     assert shardwright("check", plan).status == 0
     found: list[dict[int, list[int]]] = []
@@ -191,6 +191,20 @@ def test_an_open_program_is_filled(shardwright: Callable, tmp_path: Path) -> Non
     given = json.loads(again.out)
     assert program(given["program"]).weights == full.weights
     assert {"policy", "tokens_per_s", "prefill_s", "decode_s", "peak_bytes", "bound_by"} <= set(given)
+
+
+@pytest.mark.parametrize("model_too", [False, True])
+def test_a_written_schedule_is_not_planned(model_too: bool, shardwright: Callable, tmp_path: Path) -> None:
+    """A plan would price its shares under another schedule."""
+    plain, written = tmp_path / "plain.shard", tmp_path / "written.shard"
+    plain.write_text(printed(model("4,3,0,100,0,100,0,100", 12)), encoding="utf-8")
+    assert shardwright("opt", plain, "--passes", "offload,schedule-blocks{batches=3}", "-o", written).status == 0
+    asked = (written,) if not model_too else ("opt-125m", "--policy", written)
+    got = shardwright("offload", *asked, "--machine", "t4", "--plan-only")
+    assert got.status == 1
+    said = "the program has its movements written down, and a plan prices placements under a schedule of its own"
+    way = f"price what is written: shardwright cost {written}; or plan the program that it was made of"
+    assert got.err == f"{written}: error: {said} [bad-policy]\nnote: {way}\n"
 
 
 def test_what_a_program_cannot_be_asked_for(shardwright: Callable, tmp_path: Path) -> None:

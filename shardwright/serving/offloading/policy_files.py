@@ -11,6 +11,9 @@ from shardwright.cost.offloading.group_quantization import INT4, INT8
 from shardwright.cost.offloading.policy import AttentionPlace, Policy, parse_policy, policy_of_json
 from shardwright.ir.diagnostics import NOWHERE, fault, located
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.ops import Movement
+from shardwright.ir.program import Program
+from shardwright.ir.walk import lets_in
 
 
 def is_program(path: str) -> bool:
@@ -34,6 +37,27 @@ def mesh_in(path: str, given: Mesh) -> Mesh:
                 "leave --mesh out, or write one for it: shardwright offload CHECKPOINT --mesh x=2 --plan-only -o FILE",
             )
         return elaborate(module, dict(given) or None).mesh
+
+
+def has_movements(program: Program) -> bool:
+    """Tells whether the copies and the schedule of a program are written down."""
+    return any(isinstance(let.operation, Movement) for func in program.funcs for let in lets_in(func.body))
+
+
+def check_plannable(path: str) -> None:
+    """Raises where a file is a program whose movements are written down, of which shares alone would be priced."""
+    from shardwright.ir.elaboration.elaborate import elaborate
+    from shardwright.ir.text.parser import parse, read_source
+
+    source = read_source(path)
+    with located(source):
+        if has_movements(elaborate(parse(source))):
+            raise fault(
+                "bad-policy",
+                "the program has its movements written down, and a plan prices placements under a schedule of its own",
+                NOWHERE,
+                f"price what is written: shardwright cost {path}; or plan the program that it was made of",
+            )
 
 
 def read_policy(text: str, attention: AttentionPlace | None = None) -> Policy:

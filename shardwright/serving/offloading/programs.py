@@ -17,7 +17,7 @@ from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 from shardwright.ir.digits import Order
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import ONE_CHIP, Mesh
-from shardwright.ir.ops import Movement, Update
+from shardwright.ir.ops import Update
 from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import ON_DEVICE, Axes, DType, TensorType, Tier, row_text
@@ -41,6 +41,7 @@ from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.buckets import Bucket, buckets
 from shardwright.serving.offloading.mesh_layouts import imported_on, with_layouts_of
 from shardwright.serving.offloading.placing import placed
+from shardwright.serving.offloading.policy_files import has_movements
 from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace, part_of, scoring, with_hidden
 from shardwright.serving.offloading.request import OffloadRequest
 
@@ -112,9 +113,7 @@ class Programs:
     def fixed(self) -> bool:
         """True if a program was given whose movements are written down: it runs as it is, with the sizes that it
         has."""
-        if self.request.program is None:
-            return False
-        return any(isinstance(let.operation, Movement) for func in self.written.funcs for let in lets_in(func.body))
+        return self.request.program is not None and has_movements(self.written)
 
     def _check(self, program: Program) -> None:
         """Raises where the program is none of this checkpoint, or for other chips."""
