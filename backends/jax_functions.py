@@ -17,7 +17,7 @@ POINTWISE = frozenset((
     "floor", "ceil", "round", "erf_inv", "lgamma", "digamma", "atan2", "pow", "asin", "acos", "atan", "sinh", "cosh",
     "asinh", "acosh", "atanh", "nextafter", "population_count", "clz", "bitwise_and", "bitwise_or", "bitwise_xor",
     "bitwise_not", "shift_left", "shift_right_logical", "shift_right_arithmetic", "bessel_i0e", "bessel_i1e",
-    "igamma", "igammac", "regularized_incomplete_beta",
+    "igamma", "igammac", "regularized_incomplete_beta", "rem", "reduce_precision",
 ))  # fmt: skip
 """Functions of `jax.lax` that compute each element from those at its place."""
 

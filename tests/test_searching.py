@@ -220,3 +220,16 @@ def test_shapes_of_a_mesh() -> None:
     shapes = list(mesh_shapes({"x": 2, "y": 4}))
     assert shapes[0] == {"x": 2, "y": 4}
     assert sorted(tuple(shape.values()) for shape in shapes) == [(1, 8), (2, 4), (4, 2), (8, 1)]
+
+
+@pytest.mark.parametrize("memory", [None, 2000.0])
+def test_a_value_of_many_uses_ends(memory: float | None) -> None:
+    """The ways in which its uses can share movements grow with 3 to their number; of what is not looked at nothing is
+    proved."""
+    uses = range(18)
+    text = "mesh x=2 y=2\ndim B=4 L=6\n"
+    text += f"func f(a: int32 BL?) -> ({', '.join('int32 BL?' for _ in uses)}) {{\n"
+    text += "".join(f"c{i} = cumsum[{'BL'[i % 2]}](a + {i})\n" for i in uses)
+    made = found(f"{text}return {', '.join(f'c{i}' for i in uses)}\n}}", memory)
+    assert made.status == "feasible"
+    assert "not proved least, no bound found" in str(made) or made.bound_s > 0

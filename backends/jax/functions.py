@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from shardwright.backends.jax.expressions import lower, summed_as_one
 from shardwright.backends.jax.indexing import SliceOf, lower_update
@@ -24,7 +25,18 @@ from shardwright.ir.elaboration.elaborate import placed
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import DType, OpenType, TensorType, ValueType
-from shardwright.ir.walk import lets_in, names_defined, names_read, reads, statements, states_set, values_in
+from shardwright.ir.walk import (
+    defined,
+    lets_in,
+    names_defined,
+    names_read,
+    operand_names,
+    reads,
+    sites,
+    statements,
+    states_set,
+    values_in,
+)
 
 
 def concrete(name: str, kind: ValueType) -> TensorType:
@@ -37,6 +49,11 @@ def concrete(name: str, kind: ValueType) -> TensorType:
             "run the passes that choose layouts and insert movements first",
         )
     return kind
+
+
+def _varies(kind: TensorType) -> frozenset[str]:
+    """The axes along which chips hold different arrays of this type."""
+    return frozenset((*kind.split_axes, *kind.partial_axes))
 
 
 def moved_ahead(statement: Statement) -> ops.Ahead | None:
@@ -71,6 +88,36 @@ def finished_products(program: Program, func: Func) -> set[str]:
     return found
 
 
+FEW_ROWS = 256
+"""A product takes as long as reading its matrix up to about so many rows, by TPUs' ratio of products to bytes."""
+
+LARGE_BYTES = 2**20
+
+
+def gathers_in_turn(program: Program, func: Func) -> tuple[set[str], set[str]]:
+    """The large gathers of weights in a function whose products with weights have few rows, as in a decode step: they
+    hide little of a gather's time, and libtpu would start several at once and keep all that they make. And all values
+    that weights alone give."""
+    mesh, gathers, few = program.mesh, set[str](), True
+    own = {value.name for value in program.weights}
+    for site in sites(program, func):
+        statement = site.statement
+        read = operand_names(statement.operands) if isinstance(statement, Let) else ()
+        if not isinstance(statement, Let) or own.isdisjoint(read):
+            own.difference_update(value.name for value in defined(statement))  # another loop may have had the name
+            continue
+        operation, result = statement.operation, statement.result.name
+        if own.issuperset(read):
+            own.add(result)
+            large = concrete(result, statement.result.type).local_bytes(mesh) >= LARGE_BYTES
+            gathers.update([result] if large and isinstance(operation, ops.AllGather) else ())
+        elif isinstance(operation, ops.Contract):
+            (rows,) = (concrete(name, site.scope.type_of(name)) for name in read if name not in own)
+            sizes = zip(rows.names, rows.local_shape(mesh), strict=True)
+            few = few and prod(size for name, size in sizes if name not in operation.dims) <= FEW_ROWS
+    return (gathers if few else set()), own
+
+
 @dataclass
 class View:
     """How a name is read at a point: the Python name, the slice of it where a stacked state is carried, and whether its
@@ -100,6 +147,9 @@ class FunctionBody:
         self.names = names
         self.lines: list[str] = []
         self.finished = finished_products(program, func) if lowering.forms.finished_products else set[str]()
+        self.in_turn, self.of_weights = (
+            gathers_in_turn(program, func) if lowering.forms.tile else (set[str](), set[str]())
+        )
 
     def emit(self, views: dict[str, View], indent: str) -> dict[str, View]:
         """Emits the body; hands back how names are read at its end."""
@@ -121,12 +171,22 @@ class FunctionBody:
     ) -> None:
         """Emits statements. `after` are the names that are read after the block's last statement."""
         done: set[int] = set()
+        latest: dict[frozenset[str], str] = {}
         for i, statement in enumerate(body):
             match statement:
                 case Let():
                     setting = self.set_in_place(body, i, scope, views)
                     if setting is None:
+                        self.wait_for(latest, statement, scope, views, indent)
                         self.let(statement, scope, views, indent)
+                        if (
+                            self.in_turn
+                            and len(statement.results) == 1
+                            and statement.result.name not in self.of_weights
+                        ):
+                            latest[_varies(concrete(statement.result.name, statement.result.type))] = (
+                                statement.result.name
+                            )
                     else:
                         done.add(setting)
                         later = {*names_read([s for j, s in enumerate(body) if j > i and j not in done]), *after}
@@ -167,6 +227,17 @@ class FunctionBody:
         for value, name in zip(statement.results, python, strict=True):
             scope.define(value)
             views[value.name] = View(name)
+
+    def wait_for(
+        self, latest: dict[frozenset[str], str], statement: Let, scope: Scope, views: dict[str, View], indent: str
+    ) -> None:  # fmt: skip
+        """A gather in turn begins when what was computed before it is there. A barrier takes what varies along the same
+        axes."""
+        source = str(statement.operands[0]) if statement.result.name in self.in_turn else ""
+        computed = latest.get(_varies(self.type_of(source, scope))) if source else None
+        if computed is not None and views[source].slice is None:
+            both = f"{views[source].python}, {views[computed].python}"
+            self.lines.extend(broken(f"{both} = lax.optimization_barrier(({both}))", indent))
 
     def at_edges(self, statement: Let, terms: Sequence[Term], result: TensorType) -> Lowering:
         """A movement of what crosses the function's edge in blocks is one of blocks; a permute sees to it itself."""

@@ -428,10 +428,13 @@ def _cut(subset: int) -> tuple[tuple[Index, Index], tuple[Index, Index]]:
 
 
 def tree_entries(layouts: int, homes: int, leaves: Sequence[int]) -> int:
-    """How many moves are looked at for a tree: between so many layouts, with these choices of home and of each leaf."""
-    if len(leaves) < 2:
+    """How many moves are looked at for a tree, between so many layouts, with these choices of home and of each leaf;
+    and in how many ways sets of leaves are parted in two."""
+    n = len(leaves)
+    if n < 2:
         return homes * sum(leaves)
-    return layouts * (homes + sum(leaves) + layouts * ((1 << len(leaves)) - len(leaves) - 2))
+    parted = (3**n - 2 ** (n + 1) + 1) // 2
+    return layouts * (homes + sum(leaves) + layouts * ((1 << n) - n - 2) + parted)
 
 
 def _summed(costs: Sequence[Costs]) -> Costs:

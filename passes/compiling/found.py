@@ -166,7 +166,7 @@ class SearchResult:
         weights = sum(value.concrete.local_bytes(self.placed.mesh) for value in self.placed.weights)
         return TimeProof(self.objective.chip.name, self.model_s, min(self.bound_s, self.model_s), weights)
 
-    def in_words(self, unproved: str = "not proved in the time") -> str:
+    def in_words(self, unproved: str = "not proved least, no bound found") -> str:
         """The time and its proof, the memory, and the time of each function, in lines."""
         cost = self.costs[0]
         if self.status == "optimal":

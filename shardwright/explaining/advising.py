@@ -114,7 +114,9 @@ class Verdict:
         ]
         if self.fixes:
             lines.append(f"with these lines, compiled and counted, it receives {bytes_text(self.fixed_bytes)}:")
-            lines += [f"  {fix.place}: {fix.pasted}, {bytes_text(fix.saved_bytes)} less" for fix in self.fixes]
+            lines += [
+                f"  {fix.place}: {fix.pasted}, {bytes_text(fix.saved_bytes)} more without it" for fix in self.fixes
+            ]
         else:
             tried = "no constraint that was tried makes the compiler receive less"
             lines.append(f"{tried}; shardwright.optimize runs the best program")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +167,50 @@ def test_blocks_along_the_lanes_are_put_side_by_side(split: str, order: str, joi
     (given,) = abstract_arguments(module, "f", mesh)  # digit by digit where blocks are strided
     made = module.build_f(mesh)(jnp.asarray(w.reshape(given.shape), jnp.bfloat16))
     assert np.array_equal(np.asarray(made, np.float32), 2 * w)
+
+
+@pytest.mark.parametrize(
+    ("rows", "embed", "in_turn"),
+    [
+        (64, 2048, True),
+        (512, 2048, True),  # 256 on a chip
+        (1024, 2048, False),  # the time of the products hides more of a gather's
+        (64, 256, False),  # small gathers
+    ],
+)
+def test_large_gathers_of_weights_in_turn(rows: int, embed: int, in_turn: bool) -> None:
+    """Each begins when what the text computes before it is there, and the compiler keeps no two of what they make."""
+    program = explicit(f"""
+    mesh x=2
+    dim B={rows} N=2 E={embed} F=1024
+    weights {{
+      up: NE_xF
+      down: NFE_x
+    }}
+    func f(x: B_xE) -> B_xE {{
+      y: B_xE = loop[N](h: B_xE = x) {{
+        u: EF = all_gather[x](up)
+        a = relu(h @ u)
+        d: FE = all_gather[x](down)
+        next h + a @ d
+      }}
+      return y
+    }}
+    """)
+    forms = parse_target("tpu-v5e:1x2").forms
+    text = emit(program, forms=replace(forms, finished_products=False))
+    assert text.count("lax.optimization_barrier(") == in_turn
+    assert ("down, a = lax.optimization_barrier((down, a))" in text) == in_turn
+    assert "optimization_barrier" not in emit(program)
+    module = load_module(text)
+    mesh = module.make_mesh(arrange_devices(2).devices)
+    rng = np.random.default_rng(0)
+    shapes = ((rows, embed), (2, embed, 1024), (2, 1024, embed))
+    x, up, down = (rng.standard_normal(shape).astype("float32") / 16 for shape in shapes)
+    weights = module.put({"up": up, "down": down}, module.WEIGHTS, mesh)
+    made, _ = module.build_f(mesh)(weights, {}, jnp.asarray(x, jnp.bfloat16))
+    (wanted,), _ = evaluate(program, "f", {"x": x}, weights={"up": up, "down": down})
+    np.testing.assert_allclose(np.asarray(made, np.float32), wanted, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -180,3 +181,35 @@ def test_a_training_step_whose_shardings_are_types() -> None:
     x = jax.device_put(random.normal(size=(16, 8)).astype("f4"), NamedSharding(mesh, P("data")))
     for a, b in zip(jax.jit(step)(w, x), optimize(step, (w, x), mesh, objective="bytes")(w, x), strict=True):
         np.testing.assert_allclose(np.asarray(b), np.asarray(a), atol=1e-5)
+
+
+EDGES = np.array([0.0, -0.0, 1.07, -2.5, 7.0, 1000.0, -3e9, 1e10, 1e30, np.inf, -np.inf, np.nan], "f4")
+BYTES = np.array([-128, -127, -7, -1, 0, 1, 5, 127], "i1")
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (lambda x: jax.lax.rem(x, np.float32(3)), EDGES),
+        (lambda x: jnp.fmod(x, 0.1), np.linspace(1000, 5000, 12, dtype="f4")),
+        (lambda x: x % 0.1, np.linspace(1000, 5000, 12, dtype="f4")),
+        (lambda x: x // 2.0, EDGES),
+        (jnp.sign, EDGES),
+        (lambda x: jax.lax.reduce_precision(x, 4, 3), EDGES),
+        (lambda x: jax.lax.reduce_precision(x, 4, 3), EDGES.astype("bfloat16")),
+        (jax.grad(lambda y: jnp.prod(y.reshape(3, 4), -1).sum()), EDGES[:8].repeat(2)[:12]),
+        (lambda x: jax.lax.reshape(x.reshape(3, 4), (6, 2), (1, 0)), EDGES),
+        (lambda a: a // 3, BYTES),
+        (lambda a: a % 3, BYTES),
+        (lambda a: a // -3, BYTES),
+        (lambda a: a // 3, BYTES.view("u1")),
+        (lambda a: a.reshape(2, 4) @ a.reshape(4, 2), BYTES),  # in int8, where it wraps around
+    ],
+)  # fmt: skip
+def test_values_that_random_ones_do_not_meet(function: Callable[[Any], Any], given: Any) -> None:
+    """Far from 0, infinite, not a number, of either sign: as JAX has them, bit by bit."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    made = np.asarray(optimize(function, (given,), mesh, "tpu-v5e")(given))
+    wanted = np.asarray(jax.jit(function)(given))
+    assert made.dtype == wanted.dtype
+    np.testing.assert_allclose(made.astype("f8"), wanted.astype("f8"), rtol=2e-7)

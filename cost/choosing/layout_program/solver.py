@@ -107,6 +107,10 @@ def _bound(bounds_ns: Sequence[float]) -> float:
     return max(first, min(cases, default=first))
 
 
+MOST_USES = 13
+"""Of a value, of whose uses all sets are looked at in each pass of messages: 3^13 / 2 ways to part them in two."""
+
+
 @dataclass(frozen=True)
 class ProgramSolve:
     """Chooses the layouts of a problem. `upper_ns` is the time of a program that is known; none slower is looked for.
@@ -133,7 +137,7 @@ class ProgramSolve:
 
     def __call__(self, problem: LayoutProblem) -> LayoutSolution:
         """Raises `nothing-better` where there is no choice below the upper bound, or too many for HiGHS; `too-large`
-        where HiGHS is alone."""
+        where HiGHS is alone; an `OutOfWorkError` where a value has more than `MOST_USES` uses."""
         return _ProgramSolver(problem, self).solve()
 
 
@@ -151,6 +155,9 @@ class _ProgramSolver(TimeSolver):
         if self.wanted.alone:
             found = self.whole()
         else:
+            uses = (len(entry.node.uses) for entry in self.problem.entries if isinstance(entry, UsesTree))
+            if max(uses, default=0) > MOST_USES:
+                raise OutOfWorkError
             self.build()
             found = self.least()
         if found is None:

@@ -45,8 +45,8 @@ _ON_NEGATIVES = {"div": _BELOW_NOUGHT, "rem": f"{{0}} - {_BELOW_NOUGHT} * {{1}}"
 _ON_UNSIGNED = {"abs": "{0}", "div": "{0} / {1}", "rem": "{0} - ({0} / {1}) * {1}"}
 _ON_FLOATS = {
     "abs": "abs({})",
-    "rem": "{0} - convert[f32](convert[int32]({0} / {1})) * {1}",
     "div": "{} / {}",
+    "sign": f"where(equal({{0}}, {{0}}), {_ELEMENTWISE['sign']}, {{0}})",
 }
 _BITWISE = {"and": "logical_and({}, {})", "or": "logical_or({}, {})", "xor": "logical_not(equal({}, {}))"}
 
@@ -91,6 +91,7 @@ def elementwise(w: GraphWriter, op: Application, template: str, operands: Sequen
 _FOLDED: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "neg": np.negative,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
+    "sign": np.sign,
 }  # fmt: skip
 """What is computed of numbers while tracing; a quotient of integers is not."""
 
@@ -142,7 +143,10 @@ def _table_rule(w: GraphWriter, op: Application) -> None:
     is_float = "f" in dtype
     table = _ON_FLOATS if is_float else _ON_UNSIGNED if dtype.startswith("u") else _ON_INTEGERS
     if table is _ON_INTEGERS and op.primitive in _ON_SIGNS:
-        above, below = (range_of(w, operand) for operand in op.operands)
+        above, below = (
+            (int(float(value.text)),) * 2 if (value := w.value(operand)).is_number else range_of(w, operand)
+            for operand in op.operands
+        )
         if below is None or below[0] < 0:
             table = _ON_NEGATIVES if below is not None and below[1] < 0 else _ON_SIGNS
         elif above is not None and above[0] >= 0:
@@ -161,8 +165,8 @@ for _name in {*_ELEMENTWISE, *_ON_INTEGERS, *_BITWISE}:
     RULES[_name] = _table_rule
 
 
-@rule("stop_gradient", "copy", "copy_p", "optimization_barrier", "reshard", "name", "reduce_precision",
-      "mesh_cast", "pvary", "layout_constraint")  # fmt: skip
+@rule("stop_gradient", "copy", "copy_p", "optimization_barrier", "reshard", "name", "mesh_cast", "pvary",
+      "layout_constraint")  # fmt: skip
 def same(w: GraphWriter, op: Application) -> None:
     for operand, result in zip(op.operands, op.results, strict=True):
         value = w.value(operand)

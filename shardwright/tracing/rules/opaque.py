@@ -102,12 +102,26 @@ def _flops(name: str, params: str, operands: Sequence[Operand]) -> float:
 # ------------------------------------------------------------ element by element
 
 _BITWISE = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not": "bitwise_not"}
-_on_numbers = {name: RULES[name] for name in _BITWISE}
+_on_numbers = {name: RULES[name] for name in (*_BITWISE, "rem")}
 
 
-@rule(*POINTWISE - {*_BITWISE, "pow", "round"})
+@rule(*POINTWISE - {*_BITWISE, "pow", "round", "rem", "reduce_precision"})
 def _pointwise(w: GraphWriter, op: Application) -> None:
     _spread(w, op, op.primitive, {})
+
+
+@rule("rem")
+def _remainder(w: GraphWriter, op: Application) -> None:
+    """The remainder of floats is exact, as no quotient gives it."""
+    if "float" in op.results[0].dtype:
+        _spread(w, op, op.primitive, {})
+    else:
+        _on_numbers["rem"](w, op)
+
+
+@rule("reduce_precision")
+def _reduce_precision(w: GraphWriter, op: Application) -> None:
+    _spread(w, op, op.primitive, {name: int(op.params[name]) for name in ("exponent_bits", "mantissa_bits")})
 
 
 @rule("round")

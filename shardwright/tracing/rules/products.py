@@ -16,6 +16,11 @@ from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of
 def _dot_general(w: GraphWriter, op: Application) -> None:
     (lc, rc), (lb, rb) = op.params["dimension_numbers"]
     wide = op.results[0].dtype
+    if wide in {"int8", "int4"} and lc:  # the language sums in int32, of which these are the last bits
+        params = {**op.params, "preferred_element_type": "int32"}
+        summed_up = do(w, op, "product", "dot_general", op.operands, op.results[0].shape, "int32", **params)
+        w.rules["convert_element_type"](w, Application("convert_element_type", (summed_up,), {}, op.results, op.place))
+        return
     left, right = op.operands if op.operands[0].dtype == op.operands[1].dtype else (
         each if each.dtype == wide else do(w, op, ("wide", k), "convert_element_type", [each], each.shape, wide)
         for k, each in enumerate(op.operands))  # fmt: skip

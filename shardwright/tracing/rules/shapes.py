@@ -68,6 +68,9 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
 @rule("reshape")
 def _reshape(w: GraphWriter, op: Application) -> None:
     operand, result = op.operands[0], op.results[0]
+    if (order := op.params.get("dimensions")) is not None:
+        operand = do(w, op, "turned", "transpose", [operand], [operand.shape[i] for i in order], operand.dtype,
+                     permutation=tuple(order))  # fmt: skip
     value, axes = w.value(operand), w.axes(result)
     groups = _groups(operand.shape, result.shape)
     if any(len({value.axes[i] is None for i in a}) > 1 for a, _ in groups):
