@@ -203,6 +203,10 @@ BYTES = np.array([-128, -127, -7, -1, 0, 1, 5, 127], "i1")
         (lambda a: a % 3, BYTES),
         (lambda a: a // -3, BYTES),
         (lambda a: a // 3, BYTES.view("u1")),
+        (lambda a: jax.lax.shift_right_logical(a, np.int8(2)), BYTES),
+        (lambda a: jax.lax.shift_right_logical(a, np.int16(3)), 255 * BYTES.astype("i2")),
+        (lambda a: jax.lax.population_count(a) + jax.lax.clz(a), 255 * BYTES.astype("i2")),
+        (lambda a: jax.lax.clz(a) * 10 + jax.lax.population_count(a), BYTES.view("u1")),
         (lambda a: a.reshape(2, 4) @ a.reshape(4, 2), BYTES),  # in int8, where it wraps around
     ],
 )  # fmt: skip

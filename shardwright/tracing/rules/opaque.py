@@ -18,7 +18,7 @@ from shardwright.ir.types import DType
 from shardwright.tracing.dimensions import Slot
 from shardwright.tracing.graph import Application, Constant, Operand, Variable
 from shardwright.tracing.rules.elementwise import elementwise, same
-from shardwright.tracing.rules.table import RULES, rule
+from shardwright.tracing.rules.table import RULES, do, rule
 from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, refusal
 
 Axes = Sequence[int | None]
@@ -105,9 +105,35 @@ _BITWISE = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not
 _on_numbers = {name: RULES[name] for name in (*_BITWISE, "rem")}
 
 
-@rule(*POINTWISE - {*_BITWISE, "pow", "round", "rem", "reduce_precision"})
+@rule(
+    *POINTWISE
+    - {*_BITWISE, "pow", "round", "rem", "reduce_precision", "shift_right_logical", "population_count", "clz"}
+)
 def _pointwise(w: GraphWriter, op: Application) -> None:
     _spread(w, op, op.primitive, {})
+
+
+_BITS = {"int16": 16, "uint16": 16, "uint8": 8}
+
+
+@rule("shift_right_logical", "population_count", "clz")
+def _of_bits(w: GraphWriter, op: Application) -> None:
+    """Functions of an integer's bits see its own alone, though the language holds 8 and 16 of them in 32."""
+    bits, shape = _BITS.get(op.operands[0].dtype), op.results[0].shape
+    if bits is None:
+        _pointwise(w, op)
+        return
+    first, *others = (
+        Constant(each.value, shape, "int32")
+        if isinstance(each, Constant)
+        else do(w, op, ("wide", k), "convert_element_type", [each], each.shape, "int32")
+        for k, each in enumerate(op.operands)
+    )
+    masked = do(w, op, "bits", "and", [first, Constant(2**bits - 1, shape, "int32")], shape, "int32")
+    made = do(w, op, "made", op.primitive, [masked, *others], shape, "int32")
+    if op.primitive == "clz":
+        made = do(w, op, "fewer", "sub", [made, Constant(32 - bits, shape, "int32")], shape, "int32")
+    RULES["convert_element_type"](w, Application("convert_element_type", (made,), {}, op.results, op.place))
 
 
 @rule("rem")
