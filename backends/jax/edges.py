@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwright.backends.jax.functions import concrete
-from shardwright.backends.jax.source_text import axes_text
+from shardwright.backends.jax.source_text import axes_text, concrete
 from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.digit_orders import gathered_or_cut, strided_dims, taken_of

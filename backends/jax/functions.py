@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
+from shardwright.backends.jax.barriers import GathersInTurn, finished_products, varies
 from shardwright.backends.jax.expressions import lower, summed_as_one
 from shardwright.backends.jax.indexing import SliceOf, lower_update
 from shardwright.backends.jax.source_text import (
@@ -14,46 +14,17 @@ from shardwright.backends.jax.source_text import (
     bare_or_tuple,
     broken,
     commented,
+    concrete,
     number_text,
     reshaped,
 )
 from shardwright.backends.jax.terms import Lowering, Term
-from shardwright.cost.kernels.body import Kernel, fused
 from shardwright.ir import ops
-from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaboration.elaborate import placed
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
-from shardwright.ir.types import DType, OpenType, TensorType, ValueType
-from shardwright.ir.walk import (
-    defined,
-    lets_in,
-    names_defined,
-    names_read,
-    operand_names,
-    reads,
-    sites,
-    statements,
-    states_set,
-    values_in,
-)
-
-
-def concrete(name: str, kind: ValueType) -> TensorType:
-    """The type, which explicit programs have without holes; raises `open-type` otherwise."""
-    if isinstance(kind, OpenType):
-        raise fault(
-            "open-type",
-            f"{name}: {kind} has holes, and JAX source is made of explicit programs",
-            NOWHERE,
-            "run the passes that choose layouts and insert movements first",
-        )
-    return kind
-
-
-def _varies(kind: TensorType) -> frozenset[str]:
-    """The axes along which chips hold different arrays of this type."""
-    return frozenset((*kind.split_axes, *kind.partial_axes))
+from shardwright.ir.types import DType, TensorType
+from shardwright.ir.walk import lets_in, names_defined, names_read, reads, statements, states_set, values_in
 
 
 def moved_ahead(statement: Statement) -> ops.Ahead | None:
@@ -67,55 +38,6 @@ def moved_ahead(statement: Statement) -> ops.Ahead | None:
 def names_ahead(body: Sequence[Statement]) -> set[str]:
     """The names that are moved ahead, inner loops included: loops around cannot hand out slices of it alone."""
     return {str(let.operands[0]) for let in lets_in(body) if moved_ahead(let) is not None}
-
-
-def finished_products(program: Program, func: Func) -> set[str]:
-    """The values that are computed elementwise of a product, in its kernel (`cost.kernels.fusion`), and read by another
-    one."""
-    found: set[str] = set()
-
-    def visit(body: Sequence[Statement], scope: Scope, returned: Sequence[str]) -> None:
-        steps = fused(program, body, scope, returned).steps
-        products = [s for s in steps if isinstance(s, Kernel) and isinstance(s.heavy.operation, ops.Contract)]
-        read = {each.name for product in products for each in product.reads}
-        ends = {product.root.result.name for product in products if product.root is not product.heavy}
-        found.update(ends & read)
-        for step in steps:
-            if isinstance(step, Loop):
-                visit(step.body, scope.inside(step), step.following)
-
-    visit(func.body, Scope.of(program, func), func.returns)
-    return found
-
-
-FEW_ROWS = 256
-"""A product takes as long as reading its matrix up to about so many rows, by TPUs' ratio of products to bytes."""
-
-LARGE_BYTES = 2**20
-
-
-def gathers_in_turn(program: Program, func: Func) -> tuple[set[str], set[str]]:
-    """The large gathers of weights in a function whose products with weights have few rows, as in a decode step: they
-    hide little of a gather's time, and libtpu would start several at once and keep all that they make. And all values
-    that weights alone give."""
-    mesh, gathers, few = program.mesh, set[str](), True
-    own = {value.name for value in program.weights}
-    for site in sites(program, func):
-        statement = site.statement
-        read = operand_names(statement.operands) if isinstance(statement, Let) else ()
-        if not isinstance(statement, Let) or own.isdisjoint(read):
-            own.difference_update(value.name for value in defined(statement))  # another loop may have had the name
-            continue
-        operation, result = statement.operation, statement.result.name
-        if own.issuperset(read):
-            own.add(result)
-            large = concrete(result, statement.result.type).local_bytes(mesh) >= LARGE_BYTES
-            gathers.update([result] if large and isinstance(operation, ops.AllGather) else ())
-        elif isinstance(operation, ops.Contract):
-            (rows,) = (concrete(name, site.scope.type_of(name)) for name in read if name not in own)
-            sizes = zip(rows.names, rows.local_shape(mesh), strict=True)
-            few = few and prod(size for name, size in sizes if name not in operation.dims) <= FEW_ROWS
-    return (gathers if few else set()), own
 
 
 @dataclass
@@ -147,9 +69,7 @@ class FunctionBody:
         self.names = names
         self.lines: list[str] = []
         self.finished = finished_products(program, func) if lowering.forms.finished_products else set[str]()
-        self.in_turn, self.of_weights = (
-            gathers_in_turn(program, func) if lowering.forms.tile else (set[str](), set[str]())
-        )
+        self.in_turn = GathersInTurn.of(program, func) if lowering.forms.tile else GathersInTurn(set(), set())
 
     def emit(self, views: dict[str, View], indent: str) -> dict[str, View]:
         """Emits the body; hands back how names are read at its end."""
@@ -179,14 +99,8 @@ class FunctionBody:
                     if setting is None:
                         self.wait_for(latest, statement, scope, views, indent)
                         self.let(statement, scope, views, indent)
-                        if (
-                            self.in_turn
-                            and len(statement.results) == 1
-                            and statement.result.name not in self.of_weights
-                        ):
-                            latest[_varies(concrete(statement.result.name, statement.result.type))] = (
-                                statement.result.name
-                            )
+                        if (axes := self.in_turn.waited_for(statement)) is not None:
+                            latest[axes] = statement.result.name
                     else:
                         done.add(setting)
                         later = {*names_read([s for j, s in enumerate(body) if j > i and j not in done]), *after}
@@ -231,10 +145,11 @@ class FunctionBody:
     def wait_for(
         self, latest: dict[frozenset[str], str], statement: Let, scope: Scope, views: dict[str, View], indent: str
     ) -> None:  # fmt: skip
-        """A gather in turn begins when what was computed before it is there. A barrier takes what varies along the same
-        axes."""
-        source = str(statement.operands[0]) if statement.result.name in self.in_turn else ""
-        computed = latest.get(_varies(self.type_of(source, scope))) if source else None
+        """A gather in turn begins when what was computed before it is there."""
+        if statement.result.name not in self.in_turn.names:
+            return
+        source = str(statement.operands[0])
+        computed = latest.get(varies(self.type_of(source, scope)))
         if computed is not None and views[source].slice is None:
             both = f"{views[source].python}, {views[computed].python}"
             self.lines.extend(broken(f"{both} = lax.optimization_barrier(({both}))", indent))

@@ -222,10 +222,10 @@ class _Plan:
                 return f"lax.all_gather({code}, {axes_text(axes)}, axis={at}, tiled=True, to='invarying')"
             gathered = f"lax.all_gather({code}.reshape{rows}, {axes_text(axes)}, to='invarying')"
             return f"{gathered}.reshape{tuple_text([*map(str, self.result)])}"
-        own = self.along_lanes(lowering)
+        own = self.along_lanes(lowering) if at is None else []
         rest = [axis for axis in axes if axis not in own]
         gathered = f"lax.all_gather({code}, {axes_text([*rest, *own])}, to='invarying')"
-        if not own or at is not None:
+        if not own:
             return self.into_place(gathered, axes, [self.mesh.product(axes), *self.local])
         lowering.use_helper("side_by_side")
         chips, n = self.mesh.product(rest), self.mesh.product(own)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shardwright.backends.jax.helpers import HELPERS
 from shardwright.ir.diagnostics import NOWHERE, fault
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, OpenType, TensorType, ValueType
 
 WIDTH = 119
 """Lines longer than this are broken."""
@@ -70,6 +70,18 @@ def check_dimension(name: str) -> str:
     if _DIM.fullmatch(name) is None:
         raise fault("bad-name", f"{name!r} cannot be a dimension in Python source", NOWHERE)
     return name
+
+
+def concrete(name: str, kind: ValueType) -> TensorType:
+    """The type, which explicit programs have without holes; raises `open-type` otherwise."""
+    if isinstance(kind, OpenType):
+        raise fault(
+            "open-type",
+            f"{name}: {kind} has holes, and JAX source is made of explicit programs",
+            NOWHERE,
+            "run the passes that choose layouts and insert movements first",
+        )
+    return kind
 
 
 class PythonNames:

@@ -106,14 +106,14 @@ class Home:
         return {rows.tier: self.bytes_on(rows.tier) for rows in self.rows if rows.tier in self.tiers.at_hand}
 
     @cached_property
-    def comes(self) -> bool:
-        """True if some of it is not at hand, and comes by events."""
-        return any(rows.tier is not Tier.DEVICE for rows in self.pieces)
+    def all_at_hand(self) -> bool:
+        """True if no event brings any of it."""
+        return all(rows.tier is Tier.DEVICE for rows in self.pieces)
 
     @cached_property
     def elsewhere(self) -> bool:
         """True if some of it is not at hand, or not as it is computed with."""
-        return self.comes or self.coding.quantized is not None
+        return not self.all_at_hand or self.coding.quantized is not None
 
     @cached_property
     def spills(self) -> bool:
@@ -201,7 +201,7 @@ class Home:
     def at_hand(self, part: Part) -> Tensor | None:
         """A single slice as it is kept, where all of it is at hand."""
         covered = self.covered(part)
-        return None if len(covered) > 1 or self.comes else self.kept[covered[0], Tier.DEVICE]
+        return None if len(covered) > 1 or not self.all_at_hand else self.kept[covered[0], Tier.DEVICE]
 
     def raw_extents(self, part: Part) -> tuple[int, ...]:
         """The extents of a buffer for a part, as it is kept."""

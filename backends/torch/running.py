@@ -21,17 +21,18 @@ from shardwright.backends.torch.environment import Environment
 from shardwright.backends.torch.event_threads import CancelledError, EventThreads, TimedEvent
 from shardwright.backends.torch.homes import Home, Job, Part, state_layout
 from shardwright.backends.torch.kernels.prepared import Common
+from shardwright.backends.torch.later_sets import set_later, sets_the_same
 from shardwright.backends.torch.shards import held_in
 from shardwright.backends.torch.streams import Streams, streams_of
 from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of, in_order
+from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of
 from shardwright.cost.programs.unrolling import Action, Event, Resource
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import Update
-from shardwright.ir.program import Func, Let, Program, SetState
+from shardwright.ir.program import Func, Program
 from shardwright.ir.types import ON_DEVICE, Tier
-from shardwright.ir.walk import Position, names_used
+from shardwright.ir.walk import Position
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,45 +88,15 @@ class RunningFunction(Environment):
                 device = self.tiers.processor if segment.kind is SegmentKind.HOST else self.tiers.device
                 shapes = {name: read.kind.shape for name, read in segment.reads.items()}
                 state = self.program.state_names
-                fragile = self._set_later(segments, number)
+                fragile = set_later(segments, number)
                 self._blocks[segment.place] = CompiledBlock(
                     segment.statements, shapes, state, segment.needed, self.sizes, device, fragile,
                     self.options.sparse, set(segment.last), held_in(segment.reads), self.options.to,
                 )  # fmt: skip
             elif segment.kind is SegmentKind.UPDATE:
-                self._then_set[segment.place] = self._sets_the_same(segment, segments[number + 1 :])
+                self._then_set[segment.place] = sets_the_same(segment, segments[number + 1 :])
             elif segment.kind is SegmentKind.LOOP:
                 self._compile(segment.body)
-
-    def _set_later(self, segments: Sequence[Segment], number: int) -> set[str]:
-        """State that is set while something that this segment makes is still used."""
-        made = set(segments[number].needed)
-        after = list(segments[number + 1 :])
-        while after and not any(made & names_used(segment.statements) for segment in after[-1:]):
-            after.pop()
-        return {s.state for s in _sets([segments[number], *after])}
-
-    def _sets_the_same(self, segment: Segment, after: Sequence[Segment]) -> set[str]:
-        """State that is set, later in this body, to what this update makes, or to itself with the same rows at the same
-        place."""
-        let = segment.only
-        same, rows, stored = {let.result.name}, {str(let.operands[1])}, set[str]()
-        found: set[str] = set()
-        for later in (s for each in after for s in each.statements):
-            match later:
-                case Let(operation=Update()) if later.operands[1] in rows and later.operands[2] == let.operands[2]:
-                    if later.operation == let.operation:
-                        stored.add(f"{later.operands[0]} {later.result.name}")
-                        same.add(later.result.name)
-                case Let(operands=(str() as name,)):
-                    for names in (same, rows):
-                        if name in names:
-                            names.add(later.result.name)
-                case SetState() if later.operand in same:
-                    found.add(later.state)
-                case _:
-                    pass
-        return found
 
     # ------------------------------------------------------------ the run
 
@@ -304,7 +275,7 @@ class RunningFunction(Environment):
         extents, dtype = home.raw_extents(part), home.coding.kept_as
         buffer = self._buffer(Tier.DEVICE, name, extents, dtype)
         raw = buffer.as_tensor(extents, dtype)
-        if not home.comes:  # its slices lie apart, and no event brings them together
+        if home.all_at_hand:  # its slices lie apart, and no event brings them together
             home.copy(part, raw, None)
             return replace(entry, tensor=home.computed(raw, part), buffer=buffer)
         staged, staging, on_host = None, None, home.staged_extents(part)
@@ -496,7 +467,3 @@ class RunningFunction(Environment):
                 self._common.clear()
             if statement.state in self.watched and self.on_set is not None:
                 self.on_set(statement.state, self._tensor(segment.reads[statement.state]))
-
-
-def _sets(segments: Sequence[Segment]) -> list[SetState]:
-    return [s for each in in_order(segments) for s in each.statements if isinstance(s, SetState)]

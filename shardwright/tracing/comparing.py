@@ -159,9 +159,9 @@ def example_arguments(args: Sequence[Any], edges: Sequence[GraphEdge], seed: int
 def _random(leaf: Any, edge: GraphEdge, random: np.random.Generator) -> Array:
     is_float = edge.dtype.startswith(("float", "bfloat"))
     known = None if type(leaf).__name__ == "ShapeDtypeStruct" or not np.size(leaf) else np.asarray(leaf)
-    with np.errstate(invalid="ignore"):  # the least of what is not a number is none
-        positive = known is not None and float(known.min()) >= 0
-    if known is not None and (not is_float or positive):
+    with np.errstate(invalid="ignore"):  # NaN is not 0 or more
+        drawn = known is not None and (not is_float or float(known.min()) >= 0)
+    if known is not None and drawn:
         low, high = known.astype(np.float64).min(), known.astype(np.float64).max()
         made = (
             random.uniform(low, high, edge.shape) if is_float else random.integers(int(low), int(high) + 1, edge.shape)

@@ -143,10 +143,7 @@ def _table_rule(w: GraphWriter, op: Application) -> None:
     is_float = "f" in dtype
     table = _ON_FLOATS if is_float else _ON_UNSIGNED if dtype.startswith("u") else _ON_INTEGERS
     if table is _ON_INTEGERS and op.primitive in _ON_SIGNS:
-        above, below = (
-            (int(float(value.text)),) * 2 if (value := w.value(operand)).is_number else range_of(w, operand)
-            for operand in op.operands
-        )
+        above, below = (range_of(w, operand) for operand in op.operands)
         if below is None or below[0] < 0:
             table = _ON_NEGATIVES if below is not None and below[1] < 0 else _ON_SIGNS
         elif above is not None and above[0] >= 0:
