@@ -133,10 +133,14 @@ def execute_run(args: argparse.Namespace) -> int:
     prints what was measured (`serving.offloading.run.Report`) with `policy`, `resumed`, the prompts that were answered
     before, and `output`; of several processes also `stages`, or over a mesh `processes`, with the layers, the chip, the
     peaks and the bytes moved and read of each."""
+    from pathlib import Path
+
     from shardwright.backends.torch.resident import give_back_what_is_freed
     from shardwright.backends.torch.world import in_world, joined
     from shardwright.serving.generation.journal import Journal
     from shardwright.serving.offloading.launching import run_together
+    from shardwright.serving.offloading.program_parts import ProcessPlace
+    from shardwright.serving.offloading.programs import Programs
 
     give_back_what_is_freed()
     if in_world():
@@ -147,7 +151,10 @@ def execute_run(args: argparse.Namespace) -> int:
     if asked.processes == 1:
         return _run_with_room(args, asked)
     with Journal(args.output, asked.prompts, lambda: asked.answered_with(args.model)):
-        pass  # what is wrong with it is said once, by this process
+        if asked.request.program is not None:
+            place = ProcessPlace.of(0, asked.processes, asked.request.mesh)
+            Programs(Path(args.model), asked.request, asked.settings, place)
+        # what is wrong with either is said once, by this process
     planned = [] if args.policy else ["--policy", asked.request.policy.numbers]
     return run_together([*args.argv, *planned], asked.processes)
 

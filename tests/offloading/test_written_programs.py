@@ -21,7 +21,6 @@ from shardwright.compiling.compile_program import print_program
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.programs.unrolling import Resource, events_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.ir.mesh import ONE_CHIP
 from shardwright.ir.ops import Fetch, Start
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Statement
 from shardwright.ir.types import DType, Tier
@@ -32,7 +31,6 @@ from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
 from shardwright.passes.pipelines import run_passes
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
-from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace
 from shardwright.serving.offloading.programs import Programs
 from shardwright.serving.offloading.request import OffloadRequest
 from shardwright.serving.offloading.run import OffloadedModel
@@ -137,7 +135,7 @@ def test_all_layers_weights_are_read_at_once(placement: str, in_place: bool, che
             "w_up: f32 NEF on device 50% host 50% along N is shared along N, over which a loop goes, and a run shares"
             " each trip's slice alike",
         ),
-        ("pos: int32 B", "pos: int32 B on disk", {}, "pos: int32 B on disk has rows numbered by it, and a run reads"),
+        ("pos: int32 B", "pos: int32 B on disk", {}, "pos: int32 B on disk: a run reads positions from the device or"),
         ("", "", {"dtype": DType.BF16}, "the program's weights are f32, and bf16 is asked for"),
     ],
 )  # fmt: skip
@@ -153,25 +151,36 @@ def test_what_a_run_cannot_do_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("changes", "settings", "place", "message"),
+    ("changes", "settings", "message"),
     [
-        ({"schedule": "diagonal"}, {}, ALONE, "in a schedule that is not the diagonal one"),
-        ({}, {"logprobs": True}, ALONE, "and no function of it scores prompts"),
-        ({}, {}, ProcessPlace.of(0, 2, ONE_CHIP), "for all layers, and each process of a pipeline has some of them"),
+        ({"schedule": "diagonal"}, {}, "in a schedule that is not the diagonal one"),
+        ({}, {"logprobs": True}, "and no function of it scores prompts"),
     ],
 )
 def test_what_written_movements_cannot_do_is_refused(
-    changes: dict[str, Any],
-    settings: dict[str, Any],
-    place: ProcessPlace,
-    message: str,
-    checkpoint: Callable[..., Path],
+    changes: dict[str, Any], settings: dict[str, Any], message: str, checkpoint: Callable[..., Path]
 ) -> None:
     folder = checkpoint("llama-grouped")
     with pytest.raises(DiagnosticError) as caught:
-        Programs(folder, request(written(folder, HOST), **changes), GenerationSettings(NEW, **settings), place)
+        Programs(folder, request(written(folder, HOST), **changes), GenerationSettings(NEW, **settings))
     assert caught.value.diagnostics[0].message == f"the program has its movements written down, {message}"
     assert caught.value.diagnostics[0].notes
+
+
+def test_a_pipeline_of_written_movements_is_refused_once(
+    checkpoint: Callable[..., Path], shardwright: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Before its processes start, which would all say it, and nothing is left of the output."""
+    folder, program, prompts, out = checkpoint("llama-grouped"), *(tmp_path / n for n in ("w.shard", "in", "out"))
+    program.write_text(written(folder, HOST))
+    prompts.write_text('{"tokens": [3, 4]}\n')
+    asked = ("--policy", program, "--dtype", "f32", "--gpus", "2", "--max-new-tokens", "6")
+    got = shardwright("offload", folder, "--prompts", prompts, "-o", out, *asked)
+    assert got.status == 1
+    said = "the program has its movements written down, for all layers, and each process of a pipeline has some of them"
+    way = "leave --gpus out, or give a program without movements"
+    assert got.err == f"{program}: error: {said} [wrong-program]\nnote: {way}\n"
+    assert not out.exists()
 
 
 # ---------------------------------------------------------------- the trace

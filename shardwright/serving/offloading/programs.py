@@ -156,8 +156,8 @@ class Programs:
             along = placement.along
             numbers = value.name in program.state_names and value.type.dtype in (DType.INT32, DType.UINT32)
             if numbers and Tier.DISK in dict(placement.shares):
-                raise fault("bad-placement", f"{value.name}: {value.type} has rows numbered by it, and a run reads such"
-                            " numbers from device or host", value.span, "leave on disk out")  # fmt: skip
+                raise fault("bad-placement", f"{value.name}: {value.type}: a run reads positions from the device or the"
+                            " host", value.span, "leave on disk out")  # fmt: skip
             if along in loops:
                 raise fault(
                     "bad-placement",
