@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
-from interrupting import HEEDED
 
 from shardwright.backends.targets.names import PLATFORMS
 from shardwright.cli import front
@@ -285,61 +284,6 @@ def test_files_that_cannot_be_used(stub: Stub, tmp_path: Path) -> None:
 def test_interrupt(stub: Stub) -> None:
     got = stub(raising(KeyboardInterrupt()))
     assert (got.status, got.out, got.err) == (130, "", "")
-
-
-def test_interrupt_of_a_process() -> None:
-    script = HEEDED + (
-        "import os, signal, sys, time\n"
-        "from shardwright.__main__ import main\n"
-        "from shardwright.cli import check\n"
-        "check.execute = lambda args: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60))\n"
-        "sys.exit(main(['check', 'a.shard']))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
-
-
-def test_interrupt_that_comes_out_as_another_error() -> None:
-    """A library in C that is being imported says that it failed to be imported."""
-    script = HEEDED + (
-        "import os, signal, sys\n"
-        "from shardwright.__main__ import main\n"
-        "from shardwright.cli import check\n"
-        "def execute(args):\n"
-        "    try:\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "    except KeyboardInterrupt:\n"
-        "        raise ImportError('numpy._core.umath failed to import') from None\n"
-        "check.execute = execute\n"
-        "sys.exit(main(['check', 'a.shard']))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
-
-
-@pytest.mark.parametrize("once", [False, True])
-def test_interrupt_that_python_ignores(once: bool) -> None:
-    """It comes while an object goes, as one of the threads that Python keeps in a set does."""
-    script = HEEDED + (
-        "import os, signal, sys, time, weakref\n"
-        "from contextlib import nullcontext\n"
-        "from shardwright.__main__ import main\n"
-        "from shardwright.cli import check\n"
-        "from shardwright.cli.interrupts import one_interrupt\n"
-        "def interrupted(reference):\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    time.sleep(1)\n"
-        "def execute(args):\n"
-        f"    with one_interrupt() if {once} else nullcontext():\n"
-        "        thing = weakref.WeakSet()\n"
-        "        kept = weakref.ref(thing, interrupted)\n"
-        "        del thing\n"
-        "        time.sleep(60)\n"
-        "check.execute = execute\n"
-        "sys.exit(main(['check', 'a.shard']))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=50)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def test_the_reader_of_a_pipe_leaves() -> None:
