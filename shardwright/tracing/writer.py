@@ -152,8 +152,8 @@ class GraphWriter:
     def alias(self, result: Variable, value: ProgramValue, axes: Sequence[Slot | None]) -> None:
         """The variable is this value, with `axes` in the place of the variable's own; an integer is its own range."""
         if value.is_number and "int" in result.dtype:
-            number = int(float(value.text))
-            self.ranges[result.number] = number, number
+            only = int(float(value.text))
+            self.ranges[result.number] = only, only
         self.values[result.number] = ProgramValue(value.text, tuple(axes), value.order, value.is_number)
 
     def renamed(self, value: ProgramValue, targets: Mapping[Slot, Slot | None]) -> ProgramValue:

@@ -105,10 +105,7 @@ _BITWISE = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not
 _on_numbers = {name: RULES[name] for name in (*_BITWISE, "rem")}
 
 
-@rule(
-    *POINTWISE
-    - {*_BITWISE, "pow", "round", "rem", "reduce_precision", "shift_right_logical", "population_count", "clz"}
-)
+@rule(*POINTWISE - {"pow"})  # some have a rule of their own below
 def _pointwise(w: GraphWriter, op: Application) -> None:
     _spread(w, op, op.primitive, {})
 
