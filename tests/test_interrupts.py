@@ -62,3 +62,16 @@ def test_interrupt_that_python_ignores(once: bool) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=50)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_interrupt_on_the_way_out() -> None:
+    """It comes when the command is done, while a library lets go of what it has."""
+    script = HEEDED + (
+        "import atexit, os, runpy, signal, sys, time\n"
+        "atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(0.1)))\n"
+        "sys.argv = ['shardwright', '--version']\n"
+        "runpy.run_module('shardwright', run_name='__main__', alter_sys=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("shardwright ")
