@@ -14,7 +14,7 @@ from shardwright.compiling.compile_program import load, print_program
 from shardwright.cost.choosing.layout_problem import PlacementOptions, Within
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.choosing.placement import Solver
-from shardwright.cost.choosing.program_layouts import layout_problem
+from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.hardware.chips import Chip, load_chip
 from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
@@ -271,7 +271,7 @@ def test_problems_of_two_loops_over_one_cache_are_whole_at_once(model: str) -> N
     """`adopt` and `prefill` both slice prefill's cache: what one of them allows is there for the other too."""
     demand = ServingDemand(model_of(model), load_chip("h100"), 8, 64, 16)
     program = run_passes(serving_program(demand, Mesh.of(x=8), 16, 4), (Decompose(), Cleanup()))
-    problem = layout_problem(program, PlacementOptions(), Within())
+    problem = ProgramProblems(program).of(PlacementOptions(), Within())
     solver = Solver(problem)
     solver.build()
     before = [len(node.group.root().codes) for node in problem.variables]

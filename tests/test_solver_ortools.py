@@ -11,8 +11,8 @@ import pytest
 from shardwright.cli.front import main
 from shardwright.compiling.compile_program import load
 from shardwright.cost.choosing.layout_program import solver as layout_solver
-from shardwright.cost.choosing.limited_placement import on_axes
 from shardwright.cost.choosing.objective import SOLVERS
+from shardwright.cost.choosing.program_problems import on_axes
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program

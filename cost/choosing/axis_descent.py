@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from shardwright.cost.choosing.factors import FORBIDDEN
 from shardwright.cost.choosing.layout_problem import Within
-from shardwright.cost.choosing.program_layouts import axis_groups, layout_problem
+from shardwright.cost.choosing.program_layouts import axis_groups
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.mesh import Mesh
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.factor_graph import GraphSolution
@@ -132,12 +131,8 @@ class Descent:
 
     def on(self, axes: Sequence[int], within: Within | None = None) -> LayoutProblem:
         """The problem on these axes of its mesh. Raises a `DiagnosticError` where demands cannot be met on them."""
-        from shardwright.cost.choosing.limited_placement import on_axes
-
         problem = self.solver.problem
-        mesh, options = list(problem.program.mesh.items()), replace(problem.options, excluded=frozenset())
-        part = on_axes(problem.program, Mesh(tuple(mesh[i] for i in axes)))
-        return layout_problem(part, options, within or Within())
+        return problem.problems.on(axes).of(replace(problem.options, excluded=frozenset()), within or Within())
 
     def one_by_one(
         self, axes: Sequence[int], before: Sequence[int] = (), states: States | None = None
@@ -201,7 +196,7 @@ class Descent:
         tables are beyond a limit."""
         problem = self.solver.problem
         try:
-            part = self.solver.of(layout_problem(problem.program, problem.options, within))
+            part = self.solver.of(problem.problems.of(problem.options, within))
         except DiagnosticError:  # this part has no choice that goes together
             return False
         part.limit = limit or part.limit

@@ -13,7 +13,7 @@ from shardwright.cost.choosing.layout_problem import (
     ValueNode,
 )
 from shardwright.cost.choosing.placement import Effort, LayoutSolution, Solver
-from shardwright.cost.choosing.program_layouts import layout_problem
+from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.work_limit import OutOfWorkError
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digit_orders import splitting_axes
@@ -36,6 +36,7 @@ def place_layouts(
     effort: Effort | None = None,
     enough: float = 0.0,
     incumbent: float = math.inf,
+    problems: ProgramProblems | None = None,
 ) -> LayoutSolution:
     """The cheapest layouts for a whole program. Raises a `DiagnosticError` where demands cannot be met, and an
     `OutOfWorkError` where nothing is found with the effort.
@@ -44,10 +45,12 @@ def place_layouts(
 
     Exact but for the share `enough` of the cost: the digits that a dimension's size cannot hold together are found in
     the solution and branched on, and the solution of the rest is proved by its bound. Branches that cannot cost less
-    than the `incumbent` of another are left (Land and Doig 1960).
+    than the `incumbent` of another are left (Land and Doig 1960). `problems` are the program's, if it has been looked
+    at before.
     """
     options = options or PlacementOptions()
-    problem = layout_problem(program, options)
+    problems = problems or ProgramProblems(program)
+    problem = problems.of(options)
     best = solve(problem) if solve is not None else Solver(problem, effort).solve()
     violated = indivisible(program, best, options.digit_sets)
     if violated is None:
@@ -62,7 +65,7 @@ def place_layouts(
     for axes in choices:
         narrowed = replace(options, digit_sets={**options.digit_sets, key: axes})
         try:
-            found.append(place_layouts(program, narrowed, solve, effort, enough, incumbent))
+            found.append(place_layouts(program, narrowed, solve, effort, enough, incumbent, problems))
             incumbent = min(incumbent, found[-1].solution.cost)
             as_cheap = found[-1].solution.cost <= max(best.solution.cost, best.solution.bound * (1 + enough))
             if as_cheap:
@@ -79,7 +82,7 @@ def place_layouts(
         raise late
     if not found:  # movements that are written split it over more axes, and there is a way between them as well
         everything = replace(options, digit_sets={**options.digit_sets, key: frozenset(program.mesh)})
-        return place_layouts(program, everything, solve, effort, enough, incumbent)
+        return place_layouts(program, everything, solve, effort, enough, incumbent, problems)
     cheapest = min(found, key=lambda placement: placement.solution.cost)
     is_partial = as_cheap or late is not None
     bound = best.solution.bound if is_partial else min(placement.solution.bound for placement in (*found, *beaten))

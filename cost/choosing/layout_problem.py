@@ -7,9 +7,10 @@ solves it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,10 @@ from shardwright.ir.digits import Order
 from shardwright.ir.program import Let, Loop, Program
 from shardwright.ir.types import Shape, ValueType
 from shardwright.ir.walk import Position
+
+if TYPE_CHECKING:
+    from shardwright.cost.choosing.placement import CostTables
+    from shardwright.cost.choosing.program_problems import ProgramProblems
 
 Location = tuple[str, Position]
 """The function and the position of a statement in it; a function itself, or its body, has position ()."""
@@ -158,6 +163,12 @@ class PlacementOptions:
     edges_apart: bool = False
     """Tells whether an edge costs as if its movements served nothing else: what is found so is no bound."""
 
+    @property
+    def of_problem(self) -> object:
+        """Those that decide what may be chosen, and how often it counts: all but what edges cost."""
+        sets, calls = frozenset(self.digit_sets.items()), frozenset(self.calls.items())
+        return sets, self.excluded, self.whole_reshapes, calls, self.is_limited
+
 
 @dataclass(frozen=True)
 class Within:
@@ -173,6 +184,16 @@ class Within:
         """Tells whether each axis chooses for itself."""
         return self.states is None and not self.together
 
+    @property
+    def key(self) -> object:
+        """Its parts, to look it up by."""
+        return self.key_of(slice(None))
+
+    def key_of(self, variables: Sequence[int] | slice) -> object:
+        """That of these variables alone."""
+        states = None if self.states is None else self.states[variables].tobytes()
+        return self.together, self.free, states
+
     def state(self, variable: int, axis: int) -> int | None:
         """The state that an axis has to give to a variable; None where it may choose."""
         return None if self.states is None or axis in self.free else int(self.states[variable, axis])
@@ -186,7 +207,8 @@ class LayoutProblem:
     becomes a factor. `step_worth` is the elements of work that a communicating step is worth in ties.
     """
 
-    program: Program
+    problems: ProgramProblems
+    """All of its program."""
     options: PlacementOptions
     coding: StateNumbering
     step_worth: float
@@ -197,3 +219,9 @@ class LayoutProblem:
     variables: list[ValueNode] = field(default_factory=list[ValueNode])
     entries: list[Entry] = field(default_factory=list[Entry])
     by_use: dict[UseKey, tuple[ValueNode, int]] = field(default_factory=dict[UseKey, tuple[ValueNode, int]])
+    priced: dict[object, CostTables] = field(default_factory=dict[object, "CostTables"])
+    """The same in costs, by what prices them."""
+
+    @property
+    def program(self) -> Program:
+        return self.problems.program

@@ -10,20 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
 from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_problem import PlacementOptions
 from shardwright.cost.choosing.placement import Effort, LayoutSolution, Solver
-from shardwright.cost.choosing.program_layouts import layout_problem
+from shardwright.cost.choosing.program_problems import ProgramProblems, on_axes
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.program import Func, Let, Program, Value
-from shardwright.ir.types import OpenType, Partial, ValueType, axis_set
-from shardwright.ir.walk import map_program_values
+from shardwright.ir.program import Let, Program
 
 LEAST_ENTRIES = 3e8
 ENTRIES_PER_CUBE = 1.5e4
@@ -75,7 +73,7 @@ class LimitedPlacement:
     """Chooses layouts by bytes for one program, again and again under other options, within one limit for all."""
 
     def __init__(self, program: Program, limit: WorkLimit | None = None, *, proof: bool = True) -> None:
-        self.program = program
+        self.program, self.problems = program, ProgramProblems(program)
         self.limit = limit or WorkLimit(most_entries(program))
         self.proof_wanted = proof
 
@@ -85,7 +83,7 @@ class LimitedPlacement:
         for limit in (self.limit, WorkLimit(MOST_ENTRIES)):
             with suppress(OutOfWorkError):
                 effort = Effort(limit, proof=self.proof_wanted, cutoff=cutoff)
-                return place_layouts(program, options, effort=effort)
+                return place_layouts(program, options, effort=effort, problems=self.problems)
         raise fault(
             "no-placement",
             "no layouts were found that meet the demanded types together, nor proved not to be there",
@@ -114,7 +112,7 @@ class LimitedPlacement:
                 part = self.on_part(chosen)
                 others = self.program.mesh.n_chips / part.mesh.n_chips
                 try:
-                    least = Solver(layout_problem(part, PlacementOptions()), Effort(limit)).least_bytes()
+                    least = Solver(ProgramProblems(part).of(PlacementOptions()), Effort(limit)).least_bytes()
                 except OutOfWorkError:
                     return best
                 best = max(best, least / others)
@@ -130,23 +128,3 @@ def most_entries(program: Program) -> float:
     """The limit for a program."""
     lets = sum(isinstance(statement, Let) for func in program.funcs for statement, _ in func.walk())
     return min(LEAST_ENTRIES + ENTRIES_PER_CUBE * lets**3, MOST_ENTRIES)
-
-
-def on_axes(program: Program, mesh: Mesh) -> Program:
-    """The program on some axes of its mesh: what is demanded of these."""
-
-    def kind(before: ValueType) -> ValueType:
-        splits = tuple(None if axes is None else axis_set(a for a in axes if a in mesh) for axes in before.splits)
-        partial = before.partial
-        if isinstance(partial, Partial):
-            left = axis_set(a for a in partial.axes if a in mesh)
-            partial = Partial(partial.kind, left) if left else None
-        if isinstance(before, OpenType):
-            return replace(before, splits=splits, partial=partial)
-        return replace(before, splits=splits, partial=partial)
-
-    def value(_func: Func | None, before: Value) -> Value:
-        return replace(before, type=kind(before.type))
-
-    made = map_program_values(program, value, lambda _func, before: kind(before))
-    return replace(made, mesh=mesh)

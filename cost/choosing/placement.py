@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import permutations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shardwright.cost.choosing.axis_descent import Descent, States
 from shardwright.cost.choosing.edge_costs import Detours, EdgeTables, with_detours
 from shardwright.cost.choosing.factor_graph import PASSES, FactorGraph, GraphSolution
-from shardwright.cost.choosing.factors import FORBIDDEN, TableFactor, TreeFactor, arborescence, tree_entries
+from shardwright.cost.choosing.factors import FORBIDDEN, Factor, TableFactor, TreeFactor, arborescence, tree_entries
 from shardwright.cost.choosing.layout_codes import Codes, addends_made, local_elements, unique_codes
 from shardwright.cost.choosing.layout_problem import (
     Entry,
@@ -107,6 +107,16 @@ class Effort:
 
 Rows = tuple[list[int], NDArray[np.int64], NDArray[np.float64]]
 """A table's variables, its rows of layouts by their numbers in the groups, and their work."""
+
+
+@dataclass(frozen=True)
+class CostTables:
+    """A problem in costs, but for those at edges: what each variable can be, the movements in each group, and factors,
+    each with what it is of."""
+
+    choices: list[NDArray[np.int64]]
+    moves: dict[Group, Moves]
+    factors: list[tuple[Entry | None, Factor]]
 
 
 def _tree_variables(entry: MadeTree | UsesTree) -> tuple[int, ...]:
@@ -243,30 +253,47 @@ class Solver:
             if not len(group.codes):
                 group.codes = unique_codes(group.found or [np.zeros(1, np.int64)])
         self.widen_slices()
-        tables = {i: self.rows(entry) for i, entry in enumerate(self.problem.entries)}
-        self.choices = domains = self.domains(tables)
-        self.charge(domains)
-        self.graph.sizes = [len(domain) for domain in domains]
-        self.unit = quantum = self.quantum(self.moves)
+        key, tables = self.prices_key(), dict[int, Rows | None]()
+        known = None if key is None else self.problem.priced.get(key)
+        if known is not None:
+            self.choices, self.moves = known.choices, known.moves
+        else:
+            tables = {i: self.rows(entry) for i, entry in enumerate(self.problem.entries)}
+            self.choices = self.domains(tables)
+        self.charge(self.choices)
+        self.graph.sizes = [len(domain) for domain in self.choices]
+        self.unit = self.quantum(self.moves)
         if self.problem.options.orders:
-            edges = EdgeTables(self.problem, domains, self.edge_price, self.moving)
+            edges = EdgeTables(self.problem, self.choices, self.edge_price, self.moving)
             self.at_edges, self.detours, self.shared_edges = list(edges.tables()), edges.detours, edges.shared
-            self.unit = quantum = self.quantum(self.moves)
+            self.unit = self.quantum(self.moves)
+        if known is None:
+            known = CostTables(self.choices, self.moves, list(self.factors(tables)))
+            if key is not None and self.problem.problems.room(sum(factor.entries for _, factor in known.factors)):
+                self.problem.priced[key] = known
+        at_edges = [(None, table.priced(often * table.costs)) for often, table in self.at_edges]
+        for entry, factor in (*known.factors, *at_edges):
+            self.graph.factors.append(factor)
+            self.entries.append(entry)
+
+    def prices_key(self) -> object:
+        """The prices, for other orders of digits to have the same tables; None where these change costs inside."""
+        return None
+
+    def factors(self, tables: Mapping[int, Rows | None]) -> Iterator[tuple[Entry | None, Factor]]:
+        """The costs of operations and values, each with what it is of."""
         for i, entry in enumerate(self.problem.entries):
             table = tables[i]
             if table is not None:
                 variables, rows, work = table
-                columns = [np.searchsorted(domains[v], rows[:, k]) for k, v in enumerate(variables)]
+                columns = [np.searchsorted(self.choices[v], rows[:, k]) for k, v in enumerate(variables)]
                 local = np.stack(columns, axis=1).astype(np.int64)
-                self.graph.factors.append(TableFactor(tuple(variables), local, self.table_costs(work, quantum)))
-                self.entries.append(entry)
+                yield entry, TableFactor(tuple(variables), local, self.table_costs(work, self.unit))
             elif isinstance(entry, MadeTree | UsesTree):
-                for tree in self.trees(entry, domains, self.tree_costs(entry.node, self.moves, quantum)):
-                    self.graph.factors.append(tree)
-                    self.entries.append(entry)
-        further = [*self.further(domains), *(table.priced(often * table.costs) for often, table in self.at_edges)]
-        self.graph.factors.extend(further)
-        self.entries.extend([None] * len(further))
+                for tree in self.trees(entry, self.choices, self.tree_costs(entry.node, self.moves, self.unit)):
+                    yield entry, tree
+        for further in self.further(self.choices):
+            yield None, further
 
     def charge(self, domains: Sequence[NDArray[np.int64]]) -> None:
         """Counts the work of making the graph. Raises an `OutOfWorkError` where the limit does not allow that and the

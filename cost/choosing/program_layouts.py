@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +39,8 @@ from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, TensorType, ValueType
 from shardwright.ir.walk import states_set
 
-
-def layout_problem(program: Program, options: PlacementOptions, within: Within | None = None) -> LayoutProblem:
-    """The problem of what is to be chosen for a program, weights and state included, or `within` a part of that.
-    Variables have the same numbers in every part."""
-    return _Builder(program, options, within or Within(axis_groups(program)[1])).build()
+if TYPE_CHECKING:
+    from shardwright.cost.choosing.program_problems import ProgramProblems
 
 
 def step_worth(program: Program) -> float:
@@ -95,17 +93,17 @@ class _Frame:
     at: Location
 
 
-class _Builder:
+class ProblemBuilder:
     """Walks a program in its order and gathers the values, their uses, and what relates them."""
 
-    def __init__(self, program: Program, options: PlacementOptions, within: Within) -> None:
-        self.program = program
+    def __init__(self, problems: ProgramProblems, options: PlacementOptions, within: Within) -> None:
+        self.program = program = problems.program
         self.options = options
         self.within = within
         self.coding = StateNumbering(
             program.mesh, tuple(dim.name for dim in program.dims), axis_groups(program)[0], within.together
         )
-        self.problem = LayoutProblem(program, options, self.coding, step_worth(program), within)
+        self.problem = LayoutProblem(problems, options, self.coding, step_worth(program), within)
         self.globals: dict[str, ValueNode] = {}
         self.func: Func = program.funcs[0]
         self.frames: list[_Frame] = []
@@ -363,6 +361,27 @@ class _Builder:
         self, statement: Let, at: Location, args: list[Arg], nodes: list[ValueNode], variables: list[int]
     ) -> StrategyTable:
         """The strategies of an operation as codes, one array for each operand that is a value and for each result."""
+        if isinstance(statement.operation, Attend) or not self.pairs.isdisjoint(nodes):
+            self.pairs.update(nodes[-len(statement.results) :])
+        dims = {name for node in nodes for name in node.shape.names}
+        sets = frozenset((key, axes) for key, axes in self.options.digit_sets.items() if key[0] in dims)
+        whole = any((self.func.name, value.name) in self.options.whole_reshapes for value in statement.results)
+        key = at, sets, whole, self.within.key_of(variables)
+        codes = self.problem.problems.codes.get(key)
+        if codes is None:
+            codes = self.strategies(statement, args, nodes, variables, whole=whole)
+            if self.problem.problems.room(sum(map(len, codes))):
+                self.problem.problems.codes[key] = codes
+        for node, code in zip(nodes, codes, strict=True):
+            node.group.root().found.append(code)
+        slot = iter(range(len(nodes)))
+        operands = tuple(-1 if arg.shape is None else next(slot) for arg in args)
+        return StrategyTable(nodes, variables, codes, statement, operands, at)
+
+    def strategies(
+        self, statement: Let, args: list[Arg], nodes: list[ValueNode], variables: list[int], *, whole: bool
+    ) -> list[Codes]:
+        """The codes of an operation's table; what a rename, split or merge is about may have to stay `whole`."""
         shapes = [value.shape for value in statement.results]
         width = len(args) + len(shapes)
         tables = [
@@ -374,23 +393,16 @@ class _Builder:
         tables = [self.kept_rows(i, rows, columns, variables) for i, rows in enumerate(tables)]
         codes = [self.coding.combine([rows[column] for rows in tables]) for column in columns]
         keep = np.ones(len(codes[0]), np.bool_)
-        if isinstance(statement.operation, Attend) or not self.pairs.isdisjoint(nodes):
-            self.pairs.update(nodes[len(slots) :])
-        else:
+        if nodes[-1] not in self.pairs:
             keep &= (np.stack([self.coding.digits(code) for code in codes]) != SOFTMAX).all(axis=(0, 2))
         for node, code in zip(nodes, codes, strict=True):
             keep &= self.coding.valid(code, node.shape, self.allowed, self.program.sizes(self.func))
-        if any((self.func.name, value.name) in self.options.whole_reshapes for value in statement.results):
+        if whole:
             for node, code in zip(nodes, codes, strict=True):
                 for name in reshaped_dims(statement.operation):
                     if name in node.shape:
                         keep &= (self.coding.digits(code) != self.coding.number_of_dim(name)).all(axis=1)
-        codes = [code[keep] for code in codes]
-        for node, code in zip(nodes, codes, strict=True):
-            node.group.root().found.append(code)
-        slot = iter(range(len(slots)))
-        operands = tuple(-1 if arg.shape is None else next(slot) for arg in args)
-        return StrategyTable(nodes, variables, codes, statement, operands, at)
+        return [code[keep] for code in codes]
 
     def kept_rows(
         self, axis: int, rows: NDArray[np.int64], columns: Sequence[int], variables: Sequence[int]

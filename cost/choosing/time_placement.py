@@ -154,6 +154,10 @@ class TimeSolver(Solver):
     def table_costs(self, work: Floats, quantum: float) -> Floats:
         return work
 
+    def prices_key(self) -> object:
+        ordered = bool(self.problem.options.orders)
+        return type(self), self.chip, self.constants, id(self.structure), self.prices, ordered
+
     def rows(self, entry: Entry) -> tuple[list[int], NDArray[np.int64], Floats] | None:
         made = super().rows(entry)
         if made is None or not isinstance(entry, StrategyTable):

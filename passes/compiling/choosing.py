@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 
 from shardwright.cost.choosing.divisible_placement import place_layouts
-from shardwright.cost.choosing.kernel_shares import structure_of
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions
 from shardwright.cost.choosing.layout_program.solver import ExcludedChoice, Outcome, ProgramSolve
 from shardwright.cost.choosing.limited_placement import most_entries
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.choosing.placement import Effort, LayoutSolution
+from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.integer_program.highs import import_solver
@@ -86,14 +86,14 @@ def choose(
     a time find. Where something moves at the edges of functions that counts, unless `edges` are "digits". Raises as
     `search`."""
     end = time.monotonic() + seconds
-    options = options or PlacementOptions()
+    options, problems = options or PlacementOptions(), ProgramProblems(program)
     first_limit, others_limit = WorkLimit(most_entries(program)), WorkLimit(most_entries(program))
     relaxed: list[float] = []
 
     def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> SearchResult:
         wanted, left = replace(options, orders=orders, edges_apart=apart), end - time.monotonic() if orders else seconds
         given, limit = (None, others_limit) if orders else (known, first_limit)
-        found = _Chooser(program, objective, left, wanted, given, limit, proof=proof, cutoff_s=cutoff).run()
+        found = _Chooser(problems, objective, left, wanted, given, limit, proof=proof, cutoff_s=cutoff).run()
         relaxed.append(found.relaxed_s)
         return found
 
@@ -129,7 +129,7 @@ def choose(
 class _Chooser:
     def __init__(
         self,
-        program: Program,
+        problems: ProgramProblems,
         objective: Objective,
         seconds: float,
         options: PlacementOptions | None,
@@ -148,8 +148,8 @@ class _Chooser:
         self.end = self.began + seconds
         self.objective = objective
         self.chip, self.constants = objective.chip, objective.constants
-        self.program = program
-        self.structure = structure_of(program)
+        self.problems, self.program = problems, problems.program
+        self.structure = problems.structure
         is_limited = math.isfinite(self.chip.memory_bytes)
         self.options = replace(options or PlacementOptions(), calls=objective.calls, is_limited=is_limited)
         self.found: list[SearchResult] = []
@@ -273,7 +273,7 @@ class _Chooser:
         self, solve: Callable[[LayoutProblem], LayoutSolution], prices: MemoryPrices | None = None
     ) -> SearchResult:
         """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
-        choose = partial(place_layouts, solve=solve, enough=ENOUGH)
+        choose = partial(place_layouts, solve=solve, enough=ENOUGH, problems=self.problems)
         placed, placement = place(self.program, self.options, choose)
         spent = 0.0
         if prices is not None:

@@ -19,7 +19,7 @@ from shardwright.cost.choosing.kernel_shares import Structure, structure_of
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, ValueNode, Within
 from shardwright.cost.choosing.limited_placement import PlacementProof, most_entries
 from shardwright.cost.choosing.placement import Effort, LayoutSolution, Solver
-from shardwright.cost.choosing.program_layouts import layout_problem
+from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.remainder import Remainder
 from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
@@ -179,7 +179,7 @@ class _NextBest:
     def solver(self, within: Within) -> Solver:
         """The solver of a part of the problem."""
         effort = Effort(WorkLimit(most_entries(self.program)), self.end, start=self.best.placement)
-        problem = layout_problem(self.program, self.options, within)
+        problem = ProgramProblems(self.program).of(self.options, within)
         if self.place.objective == "bytes":
             return Solver(problem, effort)
         wanted = self.place.wanted(self.program)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from shardwright.backends.validation.validate import validate
 from shardwright.cost.choosing import axis_descent
 from shardwright.cost.choosing.divisible_placement import place_layouts
-from shardwright.cost.choosing.layout_problem import Group, LayoutProblem
+from shardwright.cost.choosing.layout_problem import Group
 from shardwright.cost.choosing.layouts import Moves
 from shardwright.cost.choosing.limited_placement import LimitedPlacement
 from shardwright.cost.choosing.placement import Effort, LayoutSolution, PlacementOptions, Solver
-from shardwright.cost.choosing.program_layouts import layout_problem
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.program import Program
@@ -163,21 +160,26 @@ def test_where_axes_that_are_demanded_alike_cannot_do_the_same_all_choices_are_l
     assert quickly(made).bytes_received >= place_layouts(made).bytes_received
 
 
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The most layouts of a value in each problem that is looked at from now on."""
+    priced: list[int] = []
+    quantum = Solver.quantum
+
+    def counted(self: Solver, moves: dict[Group, Moves]) -> float:
+        priced.append(max(len(node.group.root().codes) for node in self.problem.nodes))
+        return quantum(self, moves)
+
+    monkeypatch.setattr(Solver, "quantum", counted)
+    return priced
+
+
 def test_axes_of_one_chip_are_found_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A value has hundreds of layouts over four axes, also where two are of one chip; no step looks at as many."""
     surface = Decompose().run(program(APART))
     least = place_layouts(surface, PlacementOptions()).bytes_received
-    most: list[int] = []
-
-    def watched(*args: Any) -> LayoutProblem:
-        made = layout_problem(*args)
-        most.append(max(len(node.group.root().codes) for node in made.variables))
-        return made
-
-    monkeypatch.setattr(axis_descent, "layout_problem", watched)
+    priced = watched(monkeypatch)
     quick = place_layouts(surface, PlacementOptions(), effort=Effort(proof=False))
-    assert most
-    assert max(most) < 50
+    assert 0 < max(priced) < 50
     assert quick.bytes_received == least
 
 
@@ -185,14 +187,7 @@ def test_axes_that_are_too_many_at_once_are_looked_at_one_by_one(monkeypatch: py
     """Where axes are demanded differently no two do the same, and looking at all at once is looking at everything."""
     before = program(APART.replace("z=1 w=1", "z=2 w=2"))
     decomposed = run_passes(before, (Decompose(), Cleanup()))
-    priced: list[int] = []
-
-    def watched(self: Solver, moves: dict[Group, Moves]) -> float:
-        priced.append(max(len(node.group.root().codes) for node in self.problem.nodes))
-        return quantum(self, moves)
-
-    quantum = Solver.quantum
-    monkeypatch.setattr(Solver, "quantum", watched)
+    priced = watched(monkeypatch)
     monkeypatch.setattr(axis_descent, "_AT_ONCE", 0.0)
     quick = place_layouts(decomposed, effort=Effort(proof=False))
     assert max(priced) < 50

@@ -14,7 +14,7 @@ from shardwright.cost.choosing.kernel_shares import structure_of
 from shardwright.cost.choosing.layout_problem import PlacementOptions
 from shardwright.cost.choosing.layout_program.cases import Case, Cases
 from shardwright.cost.choosing.layout_program.priced_graph import PricedGraph
-from shardwright.cost.choosing.program_layouts import layout_problem
+from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.diagnostics import Source
@@ -50,7 +50,7 @@ FILLED = {
 def solver_of(sizes: dict[str, int]) -> TimeSolver:
     """The loop's solver, its graph made without prices."""
     program = run_passes(load(Source("loop", LOOP.format(**sizes, **OPEN))), (Decompose(), Cleanup()))
-    problem = layout_problem(program, PlacementOptions())
+    problem = ProgramProblems(program).of(PlacementOptions())
     made = TimeSolver(problem, CHIP, CHIP.constants, structure_of(program), MemoryPrices())
     made.build()
     return made

@@ -22,8 +22,9 @@ from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_codes import StateNumbering
 from shardwright.cost.choosing.layout_problem import PlacementOptions
 from shardwright.cost.choosing.layouts import moving_costs
-from shardwright.cost.choosing.limited_placement import LimitedPlacement, PlacementProof, on_axes
+from shardwright.cost.choosing.limited_placement import LimitedPlacement, PlacementProof
 from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.choosing.program_problems import on_axes
 from shardwright.cost.choosing.work_limit import WorkLimit
 from shardwright.cost.hardware.chips import REFERENCE
 from shardwright.cost.movements.movement import duration_text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +13,12 @@ from program_text import program
 
 from shardwright import explicit, print_program
 from shardwright.backends.validation.validate import TOLERANCE
-from shardwright.cost.choosing import divisible_placement, layouts
+from shardwright.cost.choosing import layouts
 from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_codes import StateNumbering
+from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, Within
 from shardwright.cost.choosing.layouts import LinkTimes, Moves, moving_costs
+from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.resharding.planner import plan
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
@@ -288,20 +289,20 @@ def test_branches_that_cannot_be_better_are_left(monkeypatch: pytest.MonkeyPatch
           return r
         }
         """
-    numbers: list[int] = []
-    problem = divisible_placement.layout_problem
+    branches: list[PlacementOptions] = []
+    problem = ProgramProblems.of
 
-    def counted(*given: Any) -> Any:
-        numbers.append(len(numbers))
-        return problem(*given)
+    def counted(self: ProgramProblems, options: PlacementOptions, within: Within | None = None) -> LayoutProblem:
+        branches.extend([options] if within is None else [])
+        return problem(self, options, within)
 
-    monkeypatch.setattr(divisible_placement, "layout_problem", counted)
+    monkeypatch.setattr(ProgramProblems, "of", counted)
     passes: list[PassRecord] = []
     pipelines.explicit(program(text), passes.append)
     proof = proof_of(passes)
     assert isinstance(proof, TimeProof)
     assert proof.proved
-    assert len(numbers) < 20
+    assert 1 < len(branches) < 20
 
 
 def test_open_types_admit_only_what_they_say() -> None:
