@@ -100,6 +100,10 @@ class FactorGraph:
         each = tolerance / max(1, sum(len(part) > 1 for part in parts))
         known = cache(known)
         for part in parts:
+            if all(self.sizes[v] == 1 for f in part for v in self.factors[f].variables):
+                alone = sum(self.factors[f].evaluate([0] * len(self.factors[f].variables)) for f in part)
+                cost, bound = cost + alone, bound + alone
+                continue
             variables = list(dict.fromkeys(v for f in part for v in self.factors[f].variables))
             number = {variable: i for i, variable in enumerate(variables)}
             factors = [self.factors[f].over([number[v] for v in self.factors[f].variables]) for f in part]
