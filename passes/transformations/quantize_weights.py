@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -76,10 +75,11 @@ class QuantizeWeights(Pass):
         h_unscaled: f32 = a_f8e4m3 @[E] w
         h_scaled = h_unscaled * a_step * w_scale
 
-    A group never crosses chips: it shrinks to a divisor of what a chip holds, in a layout that is left open of what it
-    could be split into. Scales of open weights are open. Floating-point weights of two
-    dimensions or more are quantized where every use is a contraction over the same dimensions; an embedding
-    that is looked up, and the scale of a norm, stay. `quantization` says how, `quantize` does it.
+    A group never crosses chips: it shrinks to the largest divisor of what a chip holds, in a layout that is left open
+    of what it could be split into; a weight with fewer than 4 elements in one is int8. Scales of open weights are open.
+    Floating-point weights of two dimensions or more are quantized where every use is a contraction over the same
+    dimensions; an embedding that is looked up, and the scale of a norm, stay. `quantization` says how, `quantize` does
+    it.
     """
 
     name: ClassVar[str] = "quantize-weights"
@@ -113,6 +113,9 @@ FORMATS: Mapping[str, str] = {
     "f8e4m3": "quantize-weights{floats=true,products=true}",
 }
 """How weights are stored, and of 8-bit floats multiplied, where a command is told a format: by which passes."""
+
+_LEAST_GROUP = 4
+"""Elements: in smaller ones numbers of 4 bits and a scale of 16 for each take more than numbers of 8."""
 
 _LEAST = "1e-20"
 """In place of the largest of a row that is all zeros."""
@@ -156,8 +159,12 @@ def quantization(program: Program, stored: DType = DType.INT8, group: int = 64) 
                 continue
             size = kind.shape.size(grouped[0])
             order = program.dim(grouped[0]).order or _split(program, kind, grouped[0])
-            together = math.gcd(group, size // order_size(order, program.mesh))
-            entry = replace(entry, grouped=grouped[0], groups=size // together)
+            held = size // order_size(order, program.mesh)
+            together = max(n for n in range(1, min(group, held) + 1) if held % n == 0)
+            if together < min(group, _LEAST_GROUP):
+                entry = replace(entry, dtype=DType.INT8)
+            else:
+                entry = replace(entry, grouped=grouped[0], groups=size // together)
         made.append(replace(entry, scale=namer.fresh(f"{name}_scale")))
     return tuple(made)
 

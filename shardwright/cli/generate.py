@@ -180,6 +180,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from shardwright.serving.generation.memory import exhaustion
     from shardwright.serving.generation.outputs import completion_keys, in_order, write_line
     from shardwright.serving.generation.planning import default_new_tokens, make_plan
+    from shardwright.serving.generation.programs import numbers_of_scales
     from shardwright.serving.generation.prompts import read_text
 
     read = partial(read_program, "-") if args.prompts == "-" else partial(read_text, args.prompts)
@@ -206,7 +207,12 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     with (
         exhaustion(args.checkpoint),
         explained(args.checkpoint, dtype) if writes else nullcontext(),
-        Journal(kept, prompts, lambda: _run_settings(args, prompts, settings, dtype), settings.samples)
+        Journal(
+            kept,
+            prompts,
+            lambda: _run_settings(args, prompts, settings, dtype, numbers_of_scales(config.keys, plan)),
+            settings.samples,
+        )
         if kept is not None
         else nullcontext() as journal,
     ):
@@ -252,9 +258,10 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
 
 
 def _run_settings(
-    args: argparse.Namespace, prompts: list[Prompt], settings: GenerationSettings, dtype: DType
+    args: argparse.Namespace, prompts: list[Prompt], settings: GenerationSettings, dtype: DType, scales: dict[str, int]
 ) -> RunSettings:
-    """All that the answers depend on. Of layouts those alone that are files, which may hold any program."""
+    """All that the answers depend on, with how many numbers of a weight have a scale in common. Of layouts those alone
+    that are files, which may hold any program."""
     from pathlib import Path
 
     from shardwright.serving.generation.file_digests import digest_of
@@ -265,14 +272,21 @@ def _run_settings(
         name: None if layout is None or not is_file(layout) else digest_of(Path(layout).read_bytes())
         for name, layout in (("decode_layout", args.decode_layout), ("prefill_layout", args.prefill_layout))
     }
+    by_number: dict[int, list[str]] = {}
+    for name, number in scales.items():
+        by_number.setdefault(number, []).append(name)
+    said = ", ".join(f"{number} of {' '.join(names)}" for number, names in sorted(by_number.items()))
+    stored = {"weights": args.weights, "passes": args.passes}
+    if said:
+        by = "passes" if args.weights is None else "weights"
+        stored[by] = f"{stored[by]} with a scale for {said}"
     return run_settings(
         "generate",
         args.checkpoint,
         prompts,
         settings,
         dtype=str(dtype),
-        weights=args.weights,
-        passes=args.passes,
+        **stored,
         experts=args.experts,
         expert_capacity=args.expert_capacity,
         **({} if args.cache_format is None else {"cache_format": args.cache_format}),

@@ -165,6 +165,20 @@ def test_other_settings_are_refused_and_the_file_is_not_touched(
     assert run.out.read_bytes() == before
 
 
+@pytest.mark.parametrize("run", ["generate"], indirect=True)
+def test_a_mesh_that_gives_int4_other_scales_is_refused(run: Run, shardwright: Callable[..., Any]) -> None:
+    """Groups do not cross chips, so that the same weights are others on more of them."""
+    quantized = ("--mesh", "x=1", "--batch", "4", "--chunk", "4", "--weights", "int4")
+    made = shardwright(*run.argv(*quantized, out=run.folder / "whole.jsonl"))
+    assert made.status == 0, made.err
+    run.half((run.folder / "whole.jsonl").read_bytes())
+    assert shardwright(*run.argv(*quantized, "--decode-layout", "megatron")).status == 0
+    run.half((run.folder / "whole.jsonl").read_bytes())
+    made = shardwright(*run.argv("--mesh", "x=4", "--weights", "int4"))
+    assert made.status == 1
+    assert "--weights was int4 with a scale for " in made.err
+
+
 SAME: dict[str, list[Sequence[object]]] = {
     "generate": [("--mesh", "x=2", "--batch", "6", "--chunk", "3", "--attention", "head")],
     "offload": [

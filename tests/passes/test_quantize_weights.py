@@ -152,6 +152,17 @@ def test_activations_are_reduced_in_their_own_format_before_the_scale() -> None:
     assert len(scatters) == 2
 
 
+UNEMBED = """
+dim B=2 E=64 V={size}
+weights {{
+  w: f32 VE
+}}
+func f(a: f32 BE) -> f32 BV {{
+  return a @[E] w
+}}
+"""
+
+
 def test_groups_do_not_cross_chips() -> None:
     """E has 128/2 elements on a chip, so a group of 64 fits; with twice the chips it is 32."""
     assert [entry.groups for entry in quantization(program(FEEDFORWARD), DType.INT4)] == [4, 2]
@@ -340,3 +351,19 @@ def test_experts(stored: QuantizeWeights) -> None:
     by_bytes(after)
     error = largest_error(before, after, partial(quantize, stored.quantization(before)))
     assert 0 < error < (0.15 if stored.bits == 4 else 0.05 if stored.floats else 0.01)
+
+
+@pytest.mark.parametrize(("size", "together"), [(129, 43), (130, 26), (102, 51), (120, 60), (64, 64), (63, 63), (4, 4)])
+def test_groups_are_the_largest_that_divide(size: int, together: int) -> None:
+    """Also where a dimension has few factors of two."""
+    (entry,) = quantization(program(UNEMBED.format(size=size)), DType.INT4)
+    assert (entry.dtype, entry.groups) == (DType.INT4, size // together)
+
+
+@pytest.mark.parametrize("size", [3, 67, 2 * 67, 3 * 67])
+def test_what_has_only_small_groups_has_8_bits(size: int) -> None:
+    """Numbers of 4 bits with a scale for every three would take more."""
+    before = program(UNEMBED.format(size=size))
+    (entry,) = recipe = quantization(before, DType.INT4)
+    assert (entry.dtype, entry.groups) == (DType.INT8, None)
+    assert largest_error(before, run_passes(before, [QuantizeWeights(bits=4)]), partial(quantize, recipe)) < 0.02

@@ -20,6 +20,7 @@ from shardwright.models.value_types import CacheFormat, Pages
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import parse_pipeline
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 from shardwright.serving.generation.page_table import cache_sizes, pool_sizes
 from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file
 from shardwright.serving.generation.prompts import Prompt
@@ -57,6 +58,9 @@ class PlanOptions:
             size = getattr(self, name)
             if size is not None and size < 1:
                 raise fault("bad-setting", f"{name} is {size}, not 1 or more", NOWHERE)
+        if self.weights is not None and any(isinstance(given, QuantizeWeights) for given in self.passes):
+            said = f"weights is {self.weights}, and the passes have quantize-weights"
+            raise fault("bad-setting", said, NOWHERE, "give one of the two")
         check_capacity(self.experts, self.expert_capacity)
         named = (
             ("attention", AttentionOver),

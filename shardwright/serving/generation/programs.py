@@ -27,6 +27,7 @@ from shardwright.models.weight_map import WeightMap, check_map, weight_map
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import PassRecord, options_from, run_passes
 from shardwright.passes.transformations.packed_weights import PackedWeights, Packing
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 from shardwright.serving.generation.page_table import cache_sizes
 from shardwright.serving.generation.plan import GenerationPlan, is_file
 from shardwright.serving.generation.sampling import sampling_functions
@@ -94,6 +95,18 @@ def compile_for_generation(surface: Program, config: Mapping[str, Any], plan: Ge
     with options_from("--passes", ""):
         explicit = run_passes(surface, plan.pipeline, steps.append)
     return GenerationProgram(surface, explicit, mapping, packing, tuple(steps))
+
+
+def numbers_of_scales(config: Mapping[str, Any], plan: GenerationPlan) -> dict[str, int]:
+    """By weights of 4 bits, how many of their numbers have a scale in common, which depends on the mesh and layout."""
+    program, made = surface_program(config, plan), dict[str, int]()
+    for applied in plan.before_layouts:
+        if isinstance(applied, QuantizeWeights):
+            for entry in applied.quantization(program):
+                if entry.grouped is not None and entry.groups is not None:
+                    made[entry.weight] = program.dim(entry.grouped).size // entry.groups
+        program = applied.run(program)
+    return made
 
 
 # ---------------------------------------------------------------- of presets
