@@ -126,6 +126,11 @@ class FunctionReport:
         return sum(collective.bytes_received for collective in self.collectives)
 
     @property
+    def all_trips(self) -> bool:
+        """Tells whether the module says how often each collective runs; one of which it does not counts as one trip."""
+        return all(collective.trips is not None for collective in self.collectives if collective.bytes_received)
+
+    @property
     def held_bytes(self) -> int | None:
         """Arguments, temporaries and results together."""
         parts = (self.argument_bytes, self.temporary_bytes, self.output_bytes)
@@ -146,6 +151,7 @@ class FunctionReport:
             "name": self.name,
             "collectives": [collective.as_json() for collective in self.collectives],
             "bytes_received": self.bytes_received,
+            "all_trips": self.all_trips,
             "written_bytes_received": self.written_bytes_received,
             "argument_bytes": self.argument_bytes,
             "temporary_bytes": self.temporary_bytes,
@@ -163,6 +169,8 @@ class FunctionReport:
 
         on = f" on {target}" if target else ""
         head = f"{self.name}{on}: a chip receives {bytes_text(self.bytes_received)}"
+        if not self.all_trips:
+            head += " in one trip of loops of which the module does not say how many they make"
         if self.written_bytes_received is not None:
             head += f", {bytes_text(self.written_bytes_received)} as written"
         lines = [head]

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from shardwright import DiagnosticError, assert_collectives
+from shardwright import DiagnosticError, assert_collectives, explain
 
 jax = cast(Any, import_module("jax"))
 jnp = cast(Any, import_module("jax.numpy"))
@@ -91,6 +91,23 @@ def test_others(compiled: Callable[..., None]) -> None:
         "  all_reduce[x] 768 * 3\n"
         "  2x all_reduce[y] 512"
     )
+
+
+def test_trips_that_the_module_does_not_say(mesh: Any) -> None:
+    """How much a chip receives is not known then; the collectives are."""
+
+    def looped(x: Any, n: Any) -> Any:
+        return lax.fori_loop(0, n, lambda _, c: jnp.tanh(c @ c.T @ c), x)
+
+    with jax.set_mesh(mesh):
+        args = array(mesh, None, "y"), jax.ShapeDtypeStruct((), np.dtype("i4"))
+        said = repr(explain(looped, args=args)).splitlines()[0]
+        assert " in one trip of loops of which the module does not say how many they make" in said
+        with pytest.raises(AssertionError, match="how many trips a loop makes is not in the module") as caught:
+            assert_collectives(looped, args, mesh, at_most=1 << 20)
+        entries = [line.partition("least")[0].strip() for line in str(caught.value).splitlines()[1:]]
+        assert any(entry.endswith("* ?") for entry in entries)
+        assert_collectives(looped, args, mesh, "; ".join(entries))
 
 
 def test_too_much(compiled: Callable[..., None]) -> None:
