@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.backends.jax.source_text import axes_text
-from shardwright.exporting.stored import laid_weights
+from shardwright.exporting.stored import in_blocks, laid_weights
 from shardwright.ir.diagnostics import Span
 from shardwright.ir.ops.contraction import Contract
 from shardwright.ir.ops.movements import Movement
 from shardwright.ir.program import Let, Loop, Value
-from shardwright.ir.types import TensorType
+from shardwright.ir.types import ON_HOST, TensorType
 
 if TYPE_CHECKING:
     from shardwright.backends.simulation.digit_factors import Digits
@@ -46,11 +46,14 @@ def jax_text(program: Program, mapping: WeightMap | None) -> str:
         f"MESH = {{{shape}}}",
         "",
         "WEIGHTS = {",
-        *(f"    {laid.entry(spec(laid.axes))}," for laid in laid_weights(program, edges, mapping)),
+        *(
+            f"    {laid.entry(spec(laid.axes))},{_memory(program.globals[laid.weight])}"
+            for laid in laid_weights(program, edges, mapping)
+        ),
         "}",
         "",
         "STATE = {",
-        *(f"    {value.name!r}: {edges.stored(value).spec}," for value in program.state),
+        *(f"    {value.name!r}: {in_blocks(edges, value).spec},{_memory(value)}" for value in program.state),
         "}",
     ]
     for title, made in (("IN_SPECS", _in_specs), ("OUT_SPECS", _out_specs)):
@@ -69,6 +72,11 @@ def jax_text(program: Program, mapping: WeightMap | None) -> str:
             lines += [f"        # {kept.pasted}", f"        {key!r}: {kept.spec},"]
         lines.append("    },")
     return "\n".join([*lines, "}"]) + "\n"
+
+
+def _memory(value: Value) -> str:
+    """A comment with the memory of a value that is not on the device, of which a PartitionSpec says nothing."""
+    return "  # on host: memory_kind='pinned_host'" if value.concrete.placement == ON_HOST else ""
 
 
 def _in_specs(edges: ProgramEdges, func: Func) -> list[str]:

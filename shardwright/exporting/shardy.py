@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import abstract_arguments, load_module
+from shardwright.ir.mesh import Mesh
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -21,8 +23,11 @@ def shardy_text(program: Program) -> str:
     """An MLIR module for each function of an explicit program, as JAX lowers what `compile` writes.
 
     Arguments are the weights, then the state, both by name, then the parameters, those that nothing reads too; results
-    are the function's, then the state. Each has its sharding; no devices are needed.
+    are the function's, then the state. Each has its sharding; no devices are needed. A program without a mesh has one
+    of a single chip.
     """
+    if not program.mesh:
+        program = replace(program, mesh=Mesh.of(chips=1))
     module = load_module(emit(program))
     return SPLIT.join(_lowered(module, func.name) for func in program.funcs)
 

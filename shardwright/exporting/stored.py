@@ -16,7 +16,7 @@ from shardwright.models.weights import TensorRange, dims_of
 
 if TYPE_CHECKING:
     from shardwright.backends.jax.edges import EdgeArray, ProgramEdges
-    from shardwright.ir.program import Program
+    from shardwright.ir.program import Program, Value
     from shardwright.ir.types import Axes
     from shardwright.models.weight_map import WeightEntry, WeightMap
 
@@ -61,6 +61,17 @@ class Laid:
         return self.names if self.counts and fnmatch.filter(alike, pattern) else [pattern]
 
 
+def in_blocks(edges: ProgramEdges, value: Value) -> EdgeArray:
+    """A weight or a state value as it is stored. Raises a `DiagnosticError` where chips hold no block each."""
+    edge = edges.stored(value)
+    if edge.is_strided or edge.addends:
+        raise refused(
+            f"{value.name}: {edge.kind} is not in blocks" + ("" if edge.addends else " under the order of its digits"),
+            "demand it whole, or give its dimension the order of digits in which its axes come first",
+        )
+    return edge
+
+
 def laid_weights(program: Program, edges: ProgramEdges, mapping: WeightMap | None) -> list[Laid]:
     """Every weight as it is stored: by the tensors of its checkpoint, or, without a mapping, under its own name.
 
@@ -69,13 +80,7 @@ def laid_weights(program: Program, edges: ProgramEdges, mapping: WeightMap | Non
     """
     found: dict[str, Laid] = {}
     for value in program.weights:
-        edge = edges.stored(value)
-        if edge.is_strided or edge.addends:
-            raise refused(
-                f"{value.name}: {edge.kind} is not in blocks"
-                + ("" if edge.addends else " under the order of its digits"),
-                "demand it whole, or give its dimension the order of digits in which its axes come first",
-            )
+        edge = in_blocks(edges, value)
         if mapping is None or value.name not in mapping.entries:
             laid = Laid(value.name, value.name, {}, edge.axes, tuple((dim,) for dim in edge.kind.names))
         else:

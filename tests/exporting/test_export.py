@@ -490,3 +490,43 @@ def test_a_graph_for_model_explorer(shardwright: Run, imported: Callable[..., Pa
     gathered = next(node for node in nodes.values() if node["label"] == "all_gather")
     assert {attr["key"] for attr in gathered["outputsMetadata"][0]["attrs"]} >= {"type", "bytes on a chip"}
     assert any(node["namespace"].endswith("loop[N]") for node in nodes.values())
+
+
+def test_state_in_pieces_is_refused_as_weights_are(shardwright: Run, tmp_path: Path) -> None:
+    """No array of JAX lies so that is no array of digits."""
+    (tmp_path / "f.shard").write_text("""
+        mesh x=2 y=2
+        dim B=8 E=16 order x y
+        state { c: f32 BE_y }
+        func f(x: f32 BE_xy) -> f32 BE {
+          set c = c + x
+          return x
+        }
+    """)
+    done = shardwright("export", tmp_path / "f.shard", "--as", "jax")
+    assert done.status == 1
+    assert "c: f32 BE_y is not in blocks under the order of its digits [not-exported]" in done.err
+
+
+def test_a_program_without_a_mesh_has_one_chip_in_shardy(shardwright: Run, tmp_path: Path) -> None:
+    (tmp_path / "f.shard").write_text("dim B=4\nfunc f(a: f32 B) -> f32 B { return a + 1 }\n")
+    done = shardwright("export", tmp_path / "f.shard", "--as", "shardy")
+    assert done.status == 0, done.err
+    assert 'sdy.mesh @mesh = <["chips"=1]>' in done.out
+
+
+def test_host_memory_stands_beside_the_layout(shardwright: Run, tmp_path: Path) -> None:
+    (tmp_path / "f.shard").write_text("""
+        mesh x=2
+        dim B=8 E=16
+        weights {
+          w: f32 E_x on host
+          v: f32 E_x
+        }
+        func f(x: f32 BE_x) -> f32 BE_x {
+          return x * w * v
+        }
+    """)
+    done = shardwright("export", tmp_path / "f.shard", "--as", "jax")
+    assert done.status == 0, done.err
+    assert "    'w': P('x'),  # on host: memory_kind='pinned_host'\n    'v': P('x'),\n" in done.out
