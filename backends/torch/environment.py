@@ -210,10 +210,11 @@ class Environment(Unrolling):
                     else:
                         entry = replace(entry, part=within(entry.part, {axis: operation.start}))
                 case Update():
-                    new = self._seen(segment.reads[str(statement.operands[1])])
+                    read = segment.reads[str(statement.operands[1])]
+                    new = self._seen(read)
                     assert new is not None
-                    assert new.tensor is not None
-                    entry = replace(entry, rows=self._rows(operation, new.tensor, new.names, statement, segment))
+                    rows = self._tensor(read) if new.tensor is None else new.tensor
+                    entry = replace(entry, rows=self._rows(operation, rows, new.names, statement, segment))
                     if new.buffer is not None:
                         self.buffers.share(new.buffer)
                     self._drop(result.name)

@@ -116,7 +116,7 @@ class EventThreads:
             self.fail(error)
 
     def finish(self) -> None:
-        """Returns when no thread is left and all that was issued is done."""
+        """Returns when no thread is left and all that was issued is done. No event may follow."""
         for queue in self._queues.values():
             queue.put(None)
         for thread in self._threads:
@@ -129,3 +129,4 @@ class EventThreads:
             span = self.streams.seconds(self._done[event.number])
             if span is not None and self._observe is not None:
                 self._observe(TimedEvent(event, *span))
+        self._timed.clear()

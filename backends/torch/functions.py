@@ -9,7 +9,7 @@ from torch import Tensor
 def rows(table: Tensor, index: Tensor, axis: int) -> Tensor:
     """Rows of a table, the index's dimensions first; zeros for an index out of range."""
     held = (index >= 0) & (index < table.shape[axis])
-    found = table.movedim(axis, 0)[torch.where(held, index, 0)]
+    found = table.movedim(axis, 0)[torch.where(held, index, 0).long()]
     return torch.where(held.reshape((*held.shape, *[1] * (table.ndim - 1))), found, torch.zeros_like(found))
 
 

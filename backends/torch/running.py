@@ -114,6 +114,9 @@ class RunningFunction(Environment):
         try:
             with torch.inference_mode(), streams.thread(Resource.DEVICE):
                 self.first = self.walk()
+                threads.finish()  # results may be what other threads compute, or write to disk
+                if threads.failure is not None:
+                    raise CancelledError
                 whole = [
                     SegmentRead(name, kind, ()) for name, kind in zip(self.func.returns, self.func.results, strict=True)
                 ]

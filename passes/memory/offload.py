@@ -107,9 +107,9 @@ def _home(kind: ValueType) -> Placement:
     return kind.placement or ON_DEVICE
 
 
-def _stays(statement: Let, scope: Scope) -> bool:
-    """Tells whether it is done where its operands lie: one index of what lies there, rows written that are there
-    already, or attention on the host."""
+def _stay(statement: Let, scope: Scope) -> int:
+    """How many operands are read where they lie, since it is done there: one index of what lies there, rows written
+    that are there already, or attention on the host; 0 where it is done on the device. Others are fetched."""
     match statement.operation:
         case Take(stop=None):
             read = 1
@@ -118,13 +118,13 @@ def _stays(statement: Let, scope: Scope) -> bool:
         case Attend():
             read = 3
         case _:
-            return False
+            return 0
     kinds = [scope.type_of(operand) for operand in statement.operands[:read] if isinstance(operand, str)]
     homes = {_home(kind) for kind in kinds}
     if len(kinds) < read or len(homes) > 1 or homes == {ON_DEVICE}:
-        return False
+        return 0
     kept = statement.operation.lies(_home(kinds[0]), kinds[0].shape, statement.result.shape)
-    return kept == _home(statement.result.type)
+    return read if kept == _home(statement.result.type) else 0
 
 
 @dataclass
@@ -169,12 +169,13 @@ class _Writer:
             # Another layout is demanded, and a fetch changes none: what is fetched is resharded.
             return [replace(statement, operands=(self.fetched(name, scope, made, here),))]
         statement = self.brought(statement, scope, made)
-        if _stays(statement, scope):
-            return [statement]
+        stay = _stay(statement, scope)
         operands = tuple(
-            self.fetched(operand, scope, made, here) if isinstance(operand, str) else operand
-            for operand in statement.operands
+            self.fetched(operand, scope, made, here) if isinstance(operand, str) and number >= stay else operand
+            for number, operand in enumerate(statement.operands)
         )
+        if stay:
+            return [replace(statement, operands=operands)]
         made.append(replace(statement, operands=operands))
         return self.results_stored(made, scope)
 

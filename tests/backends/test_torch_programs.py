@@ -94,6 +94,14 @@ def test_an_element_is_looked_up_by_a_scalar() -> None:
         assert found.item() == [2, 3, 5][at]
 
 
+@pytest.mark.parametrize("dtype", ["int4", "int8", "int32", "uint32"])
+def test_rows_are_looked_up_by_any_integers(dtype: str) -> None:
+    of = program(f"dim V=3 E=2 B=4\nfunc f(w: f32 VE, i: {dtype} B) -> f32 BE {{\n  return lookup[V](w, i)\n}}\n")
+    table, index = np.arange(6, dtype=np.float32).reshape(3, 2), np.asarray([2, 0, 3, 1])
+    (found,) = computed(of, of.func("f"), {"w": table, "i": index.astype(numpy_dtype(DType(dtype)))})
+    assert found.tolist() == [[4, 5], [0, 1], [0, 0], [2, 3]]
+
+
 @pytest.mark.parametrize(
     ("dtype", "operation"), [("int32", "bitcast"), ("int32", "convert"), ("f32", "convert"), ("f8e4m3", "convert")]
 )

@@ -187,3 +187,55 @@ def test_attention_on_the_host_runs_under_jax_and_torch(tmp_path: Path, shardwri
     for to in ("jax", "torch"):
         got = shardwright("run", file, "--to", to)
         assert (got.status, "agrees" in got.out) == (0, True), got.err
+
+
+MADE_ELSEWHERE = {
+    "by the host": """
+        dim B=64 T=512 D=64
+        func f(x: f32 BD on host, k: f32 BTD on host) -> f32 BD on host {
+          o: f32 BD on host = attend[T, D](x, k, k)
+          return o
+        }
+    """,
+    "part of it": """
+        dim B=64 T=512 D=64
+        func f(x: f32 BD on host, k: f32 BTD on host) -> f32 D on host {
+          o: f32 BD on host = attend[T, D](x, k, k)
+          return take[B, 0](o)
+        }
+    """,
+    "to disk": """
+        dim B=2000 E=2000
+        func f(x: f32 BE) -> f32 BE on disk {
+          g: f32 BE on disk = x + 1
+          return g
+        }
+    """,
+    "positions there": """
+        dim B=2 T=6
+        state {
+          k: f32 BT on host
+          p: int32 on host
+        }
+        func f(n: f32 B on host) -> f32 BT {
+          set k = update[T](k, n, p)
+          return k
+        }
+    """,
+    "a length there": """
+        dim L=2 D=4 T=6
+        func f(q: f32 LD on host, k: f32 TD on host, p: int32 on host) -> f32 LD {
+          return attend[T, D](q, k, k, length=p)
+        }
+    """,
+}
+
+
+@pytest.mark.parametrize("made", MADE_ELSEWHERE)
+def test_what_is_made_elsewhere_is_waited_for(made: str, tmp_path: Path, shardwright: Callable) -> None:
+    """A result is read when the host has computed it, or the disk has it; positions are brought to the device."""
+    file = tmp_path / "made.shard"
+    file.write_text(MADE_ELSEWHERE[made], encoding="utf-8")
+    for to in ("torch", "torch", *(() if made == "to disk" else ("jax",))):
+        got = shardwright("run", file, "--to", to)
+        assert (got.status, "agrees" in got.out) == (0, True), got.err or got.out
