@@ -76,7 +76,7 @@ def _contract(operation: ops.Contract, terms: Sequence[Term], result: TensorType
         for i, own in enumerate(sizes):
             at = names[i].index(first)
             own[at : at + 1 + len(rest)] = [math.prod(own[at : at + 1 + len(rest)])]
-            codes[i] = codes[i] if terms[i].merged else reshaped(codes[i], (), own)
+            codes[i] = codes[i] if terms[i].merged else reshaped(codes[i], None, own)
             names[i] = tuple(name for name in names[i] if name not in rest)
     letters = einsum_letters(list(dict.fromkeys((*names[0], *names[1]))))
     subscripts = ["".join(letters[name] for name in kind) for kind in (*names, result.names)]

@@ -303,7 +303,7 @@ class FunctionBody:
             stack = views[name].code if at == 0 else f"jnp.moveaxis({views[name].code}, {at}, 0)"
             merged = at == 0 and self.is_summed_as_one(loop, name, inside)
             if merged:
-                stack = reshaped(stack, (), [trips, -1, kind.local_shape(self.lowering.mesh)[-1]])
+                stack = reshaped(stack, None, [trips, -1, kind.local_shape(self.lowering.mesh)[-1]])
             slices.append(stack)
             inner[name] = View(python, merged=merged)
 

@@ -69,7 +69,7 @@ def lower_grouped(operation: ops.Grouped, terms: Sequence[Term], result: TensorT
     shape = tuple_text([str(extents[name]) for name in rows]) if rows else "()"
     made = f"grouped({a}, {b}, jnp.broadcast_to({place}, {shape}), {JAX_DTYPES[result.dtype]})"
     names = (*rows, *columns)
-    made = reshaped(made, (), [extents[name] for name in names])
+    made = reshaped(made, None, [extents[name] for name in names])
     return transposed(made, [names.index(name) for name in result.names])
 
 
@@ -240,7 +240,7 @@ def _written_on_pages(operation: ops.Update, terms: Sequence[Term], stacked: Sli
         code = transposed(terms[1].code, [new.names.index(name) for name in (*over, *cache.names[2:])])
         sizes = [lowering.size(new, name) for name in rows]
         rest = [lowering.size(cache, name) for name in cache.names[2:]]
-        code = code if written is not None else reshaped(code, (), [*sizes, 1, *rest])
+        code = code if written is not None else reshaped(code, None, [*sizes, 1, *rest])
         first = expanded(first, own_rows, rows) if own_rows else first
         entry = tuple_text(stacked.entry) if stacked else "()"
         place = lowering.local_place(table_code, cache, page)
@@ -293,7 +293,7 @@ def _written_apart(
     at, sizes = axis_of(cache, operation.dim), list(cache.local_shape(lowering.mesh))
     new = terms[1].tensor.local_shape(lowering.mesh)
     if len(new) < len(sizes):  # none of the rows' dimensions is written
-        rows = reshaped(rows, (), [*sizes[:at], n_rows, *sizes[at + 1 :]])
+        rows = reshaped(rows, None, [*sizes[:at], n_rows, *sizes[at + 1 :]])
     place = aligned(terms[2], cache.names[:at], DType.INT32)
     if operation.wrap:
         place = f"({wrapped(f'({place})', cache, operation.dim)})"

@@ -122,9 +122,10 @@ def number_text(value: float | bool) -> str:
     return repr(value)
 
 
-def reshaped(code: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
-    """The array in the wanted shape; the code itself where it has that shape."""
-    return code if list(shape) == list(wanted) else f"{code}.reshape({', '.join(map(str, wanted)) or '()'})"
+def reshaped(code: str, shape: Sequence[int] | None, wanted: Sequence[int]) -> str:
+    """The array, of this shape if it is known, in the wanted one; the code itself where it has that."""
+    same = shape is not None and list(shape) == list(wanted)
+    return code if same else f"{code}.reshape({', '.join(map(str, wanted)) or '()'})"
 
 
 def transposed(code: str, order: Sequence[int]) -> str:

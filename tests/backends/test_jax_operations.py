@@ -222,6 +222,10 @@ INDEXING = {
         head=HEAD.replace("H=8", "H=2"),
     ),
     "grouped scalar": body("(a: bf16 E, w: bf16 VE, i: int32) -> f32", "r: f32 = grouped[V, E](a, w, i)", "return r"),
+    "grouped number": body(
+        "(a: f32 E, w: f32 VE, i: int32) -> f32 E", "n: f32 = grouped[V, E](a, w, i)",
+        "m: f32 E = minimum(n, a)", "r: f32 E = cumsum[E](m)", "return r",
+    ),
     "iota": body("() -> (int32 V, int32 V_xy)", "a: int32 V = iota[V]()", "b: int32 V_xy = iota[V]()", "return a, b"),
     "full": body("() -> (f32 B_xE, bool, f32 B)", "a: f32 B_xE = 0.5", "b: bool = 1", "c: f32 B(partialsum-x) = 0",
                  "d = all_reduce[x](c)", "return a, b, d"),
