@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,22 @@ def test_rewrites_that_a_search_tries(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["search", MODEL, "--chip", "h100", "--rewrite", "quantize-weights{bits=5}"]) == 1
     error = capsys.readouterr().err.splitlines()[0]
     assert error == "--rewrite: error: quantize-weights: bits is 8 or 4, not 5 [bad-option]"
+
+
+def test_programs_between_are_printed_beside_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone on standard output; with -o and --json the program is the last one, which can be read again."""
+    source, out = tmp_path / "f.shard", tmp_path / "out.shard"
+    source.write_text("mesh x=2\ndim B=4 E=8\nfunc f(x: BE_x) -> BE {\n  return x\n}\n")
+    given = ["opt", str(source), "--passes", "decompose,place", "--print-after-all"]
+    assert main(given) == 0
+    both = capsys.readouterr().out
+    assert both.startswith("# after decompose\n")
+    assert main([*given, "-o", str(out)]) == 0
+    assert capsys.readouterr().err == both
+    assert both.endswith(f"# after place\n{out.read_text()}")
+    assert main(["check", str(out)]) == 0
+    capsys.readouterr()
+    assert main([*given, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["program"] == out.read_text()
+    assert printed.err == both

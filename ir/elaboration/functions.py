@@ -200,6 +200,8 @@ class _FuncBuilder:
     def set(self, statement: syntax.SetStmt, scope: Scope, out: list[Statement]) -> None:
         state = self.names.state
         if statement.name not in state:
+            if statement.name in self.declarations.faulty:
+                raise PoisonedError
             known = f"the state is {', '.join(sorted(state))}" if state else "declare it: state { ... }"
             raise fault(
                 "not-state", f"{statement.name} is not a state value, and only state can be set", statement.span, known

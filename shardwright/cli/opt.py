@@ -37,7 +37,11 @@ def add_parser(subparsers: Subparsers) -> None:
     what.add_argument("--list-passes", action="store_true", help="print every pass with its options, and end")
     parser.add_argument("file", metavar="FILE", nargs="?", help="a .shard program; - reads standard input")
     add_shardings(parser)
-    parser.add_argument("--print-after-all", action="store_true", help="print the program after each pass")
+    parser.add_argument(
+        "--print-after-all",
+        action="store_true",
+        help="print the program after each pass; with -o or --json on standard error",
+    )
     parser.add_argument(
         "--explain", action="store_true", help="print why place chose each layout, and the next best, on standard error"
     )
@@ -48,6 +52,11 @@ def add_parser(subparsers: Subparsers) -> None:
     add_output(parser, "OUT.shard")
     add_json(parser)
     parser.check(lambda args: None if args.list_passes or args.file else "the following arguments are required: FILE")
+    parser.check(
+        lambda args: (
+            "FILE and --shardings would both read standard input" if args.file == args.shardings == "-" else None
+        )
+    )
     parser.check(
         lambda args: (
             None
@@ -109,7 +118,11 @@ def execute(args: argparse.Namespace) -> int:
         for step in steps:
             print(f"{step['pass']:<20} {step['seconds']:.3f} s", file=sys.stderr)
     if args.print_after_all:
-        text = "\n".join(f"# after {step['pass']}\n{step['program']}" for step in steps)
+        after = "\n".join(f"# after {step['pass']}\n{step['program']}" for step in steps)
+        if args.json or args.output not in {None, "-"}:
+            print(after, end="", file=sys.stderr)
+        else:
+            text = after
     if args.output not in {None, "-"} or not args.json:
         write_output(args.output, text)
     if args.json:
