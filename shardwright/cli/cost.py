@@ -194,6 +194,8 @@ def _compiled(
 def _of_program(
     args: argparse.Namespace,
 ) -> tuple[list[Cost], GenerationCost | None, dict[str, CompiledCosts]]:
+    import sys
+
     from shardwright.cli.output import load_program, read_program
     from shardwright.compiling.compile_program import require_stages
     from shardwright.cost.programs.pipeline_cost import pipeline_cost
@@ -204,7 +206,7 @@ def _of_program(
     from shardwright.ir.text.parser import parse
     from shardwright.ir.verification.completion import complete
     from shardwright.ir.verification.verifier import Level, verify
-    from shardwright.prediction.generation import generation_cost
+    from shardwright.prediction.generation import beyond_cache, generation_cost
 
     source = read_program(args.file)
     with located(source):
@@ -226,6 +228,10 @@ def _of_program(
         else:
             costs = [pipeline_cost(program, f, stages, args.micro_batches, chip, constants) for f in chosen]
         generated = generation_cost(program, chip, args.generate, constants) if args.generate else None
+        for dim, size in beyond_cache(program, args.generate).items() if args.generate else ():
+            own = program.sizes(program.func("decode"))[dim]
+            said = f"{args.generate} tokens are priced up to {dim}={size}, and the program's cache has {dim}={own}"
+            print(f"{args.file}: note: {said}", file=sys.stderr)
         compiled = _compiled(args, program, costs, constants) if args.target else {}
     return costs, generated, compiled
 

@@ -59,6 +59,15 @@ def generation_cost(program: Program, chip: Chip, tokens: int, constants: Consta
     return GenerationCost(cost_of(sized, sized.func("prefill"), chip, constants), tuple(steps))
 
 
+def beyond_cache(program: Program, tokens: int) -> dict[str, int]:
+    """The sizes of a cache's dimension that `generation_cost` prices beyond the program's own."""
+    decode = program.func("decode")
+    growing = _growing(program, decode)
+    before = program.sizes(program.func("prefill")).get("L", 1)
+    sizes = {} if growing is None else growing(before + tokens)
+    return {dim: size for dim, size in sizes.items() if size > program.sizes(decode)[dim]}
+
+
 def _growing(program: Program, func: Func) -> Callable[[int], dict[str, int]] | None:
     """The dimension that grows with the context, and how far: positions of a cache, or the pages of a row."""
     for site in sites(program, func):
