@@ -14,7 +14,7 @@ from shardwright.models.architectures import describe
 from shardwright.models.config import Config
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import EXPLICIT
-from shardwright.serving.generation.plan import default_mesh
+from shardwright.serving.generation.plan import default_mesh, meshes
 from shardwright.serving.generation.planning import PlanOptions, default_new_tokens, make_plan, read_passes
 from shardwright.serving.generation.prefix import shared_prefix
 from shardwright.serving.generation.prompts import Prompt, read_prompts
@@ -77,6 +77,11 @@ def test_what_is_given_stands() -> None:
 )
 def test_all_devices_make_a_mesh(devices: int, mesh: str) -> None:
     assert str(default_mesh(devices)) == mesh
+
+
+def test_meshes_of_one_and_two_axes() -> None:
+    assert [str(mesh) for mesh in meshes(8)] == ["x=8", "x=2 y=4", "x=4 y=2"]
+    assert [str(mesh) for mesh in meshes(16)] == ["x=2 y=8", "x=16", "x=4 y=4", "x=8 y=2"]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.backends.torch.disk import available_memory
@@ -15,7 +17,9 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.ir.program import Program
 from shardwright.ir.text.table import bytes_text
 from shardwright.ir.types import TensorType
-from shardwright.serving.generation.plan import GenerationPlan, default_mesh, is_file
+from shardwright.models.value_types import Pages
+from shardwright.passes.transformations.pipeline_layers import PipelineLayers
+from shardwright.serving.generation.plan import GenerationPlan, is_file, meshes
 from shardwright.serving.generation.programs import GenerationProgram, compile_for_generation, surface_program
 
 if TYPE_CHECKING:
@@ -95,7 +99,7 @@ def compile_within(
     surface = surface_program(config, plan)
     if chip is None:
         return compile_for_generation(surface, config, plan)
-    least = declared(_stored(surface, plan))
+    least = _least(surface, plan)
     if least.total > chip:
         raise _too_large(config, plan, least, chip, devices)
     made = compile_for_generation(surface, config, plan)
@@ -105,11 +109,18 @@ def compile_within(
     return made
 
 
-def _stored(program: Program, plan: GenerationPlan) -> Program:
-    """The program with its weights declared as they are stored."""
+def _least(program: Program, plan: GenerationPlan) -> MemoryNeed:
+    """The bytes that the program of a plan takes at least: those declared, with weights as they are stored; stages of a
+    pipeline have equal parts of them at best."""
     for applied in plan.before_layouts:
         program = applied.run(program)
-    return program
+    need, stages = declared(program), _stages(plan)
+    return MemoryNeed(need.weights // stages, need.state // stages)
+
+
+def _stages(plan: GenerationPlan) -> int:
+    """The stages of a pipeline that its passes make, each of as many chips as the mesh has."""
+    return math.prod(given.stages for given in plan.passes if isinstance(given, PipelineLayers))
 
 
 def _too_large(
@@ -122,54 +133,153 @@ def _too_large(
         "out-of-memory",
         f"a chip of the mesh {plan.mesh} would need {bytes_text(need.total)}, {parts}, and has {bytes_text(chip)}",
         NOWHERE,
-        _way_out(config, plan, chip, devices),
+        _way_out(config, plan, need, chip, devices),
     )
 
 
-def _way_out(config: Mapping[str, Any], plan: GenerationPlan, chip: int, devices: int) -> str:
-    smallest: tuple[int, str] | None = None
-    for options, variant in _variants(plan, devices):
+_COMPILATIONS, _COMPILATIONS_OF_GROUP = 16, 4
+"""Plans that are compiled at most in search of one that fits: in all, and of those that change the same thing."""
+
+_VISIBLY = 0.99
+"""A plan takes less than another where it takes less than so much of it."""
+
+
+class _Fits(Exception):  # noqa: N818
+    """A plan near the one that is asked for fits; its argument says which."""
+
+
+@dataclass
+class _Search:
+    """The plans that were tried in place of one that needs `now` bytes where a chip has `chip`: the `nearest` is that
+    of the fewest bytes."""
+
+    config: Mapping[str, Any]
+    chip: int
+    now: int
+    nearest: tuple[int, str] | None = None
+    left: int = _COMPILATIONS
+    left_of_group: int = 0
+
+    def group(self) -> None:
+        """Begins with plans that change another thing."""
+        self.left_of_group = min(self.left, _COMPILATIONS_OF_GROUP)
+
+    def attempt(self, options: str, plan: GenerationPlan) -> MemoryNeed | None:
+        """The bytes that a plan declares, None where it is none for this model or this file; it is compiled if they
+        fit. Raises `_Fits` where all of it does."""
         try:
-            surface = surface_program(config, variant)
-            least = declared(_stored(surface, variant)).total
-            if least <= chip:
-                total = compiled(compile_for_generation(surface, config, variant).explicit).total
-                if total <= chip:
-                    return f"{options} would fit, with {bytes_text(total)}"
-                least = total
-        except DiagnosticError:  # the variant is none for this model or this file
-            continue
-        if smallest is None or least < smallest[0]:
-            smallest = (least, options)
-    if smallest is None:
-        return "give a larger --mesh"
-    return f"{smallest[1]} would need {bytes_text(smallest[0])}, and no layout less: give a larger --mesh"
+            surface = surface_program(self.config, plan)
+            least = _least(surface, plan)
+            total = least.total
+            if total <= self.chip:
+                if not self.left_of_group:
+                    return least
+                self.left, self.left_of_group = self.left - 1, self.left_of_group - 1
+                total = compiled(compile_for_generation(surface, self.config, plan).explicit).total
+        except DiagnosticError:
+            return None
+        if total <= self.chip:
+            raise _Fits(f"{options} would fit, with {bytes_text(total)}")
+        if total < _VISIBLY * (self.now if self.nearest is None else self.nearest[0]):
+            self.nearest = total, options
+        return least
 
 
-def _variants(plan: GenerationPlan, devices: int) -> Iterator[tuple[str, GenerationPlan]]:
-    """Plans that take less, those first that change least of what comes out and how fast."""
-    presets = not is_file(plan.decode_layout) and not is_file(plan.read_layout)
-    for over in ("batch", "positions"):
-        if presets and plan.attention != over and (plan.batch > 1 or over == "positions"):
-            yield f"--attention {over}", replace(plan, attention=over)
-    if presets and plan.mesh.n_chips < devices:
-        mesh = default_mesh(devices)
-        yield f"--mesh {str(mesh).replace(' ', ',')}", replace(plan, mesh=mesh)
-    if presets and plan.decode_layout == "megatron":
-        yield "--decode-layout ws2d", replace(plan, decode_layout="ws2d", prefill_layout=None)
-    for weights in (plan.weights, "int8", "int4"):
-        named = f"--weights {weights}" if weights != plan.weights else ""
-        if named:
-            yield named, replace(plan, weights=weights)
-        if plan.pages is not None:
-            fewest, pages = plan.pages.of_row(plan.cache), plan.pages.of_rows(plan.batch, plan.cache)
-            while pages > fewest:
-                pages = max(fewest, pages // 2)
-                fewer = replace(plan.pages, number=pages)
-                yield f"{named} --pages {pages}".strip(), replace(plan, weights=weights, pages=fewer)
-            named, plan = f"{named} --pages {fewest}", replace(plan, pages=replace(plan.pages, number=fewest))
-        batch = plan.batch // 2
-        while batch:
-            own = None if plan.prefill_batch is None else min(plan.prefill_batch, batch)
-            yield f"{named} --batch {batch}".strip(), replace(plan, weights=weights, batch=batch, prefill_batch=own)
-            batch //= 2
+def _way_out(config: Mapping[str, Any], plan: GenerationPlan, need: MemoryNeed, chip: int, devices: int) -> str:
+    search = _Search(config, chip, need.total)
+    try:
+        _try_all(search, plan, devices)
+    except _Fits as found:
+        return str(found)
+    if search.nearest is None:
+        return "no other mesh, layout, batch or number format takes less: use more chips, or chips with more memory"
+    total, options = search.nearest
+    return f"{options} comes nearest, with {bytes_text(total)}: use more chips, or chips with more memory"
+
+
+def _try_all(search: _Search, plan: GenerationPlan, devices: int) -> None:
+    """Tries plans that take less, those first that change least of what comes out and how fast: other layouts, then
+    fewer pages or rows, then other number formats, these under the plan's own layouts and those of the fewest bytes."""
+    own = _least(surface_program(search.config, plan), plan)
+    fewest, bases = own.total, [("", plan, own)]
+    search.group()
+    for options, variant in _layouts(plan, devices):
+        need = search.attempt(options, variant)
+        if need is not None and need.total < _VISIBLY * fewest:
+            fewest, bases[1:] = need.total, [(options, variant, need)]
+    for named, formats in _formats(plan):
+        for options, base, of_base in bases:
+            search.group()
+            given, variant = _joined(options, named), replace(base, **formats)
+            need = search.attempt(given, variant) if formats else of_base
+            if need is None or need.weights > search.chip:  # which fewer rows leave as they are
+                continue
+            for less, fewer in _fewer(variant):
+                search.attempt(_joined(given, less), fewer)
+
+
+def _layouts(plan: GenerationPlan, devices: int) -> list[tuple[str, GenerationPlan]]:
+    """The plan over other dimensions of attention, on other meshes of as many chips and of all devices, and by ws2d in
+    place of megatron; those first that change one of these alone."""
+    if not _by_presets(plan):
+        return []
+    nothing: list[_Change] = [("", {})]
+    others = [over for over in ("batch", "positions") if over != plan.attention and (over != "batch" or plan.batch > 1)]
+    attention = nothing + [(f"--attention {over}", {"attention": over}) for over in others]
+    mesh, layout = list(nothing), list(nothing)
+    for count in dict.fromkeys((plan.mesh.n_chips, devices // _stages(plan))):
+        mesh += [(f"--mesh {str(new).replace(' ', ',')}", {"mesh": new}) for new in meshes(count) if new != plan.mesh]
+    if plan.decode_layout == "megatron":
+        layout.append(("--decode-layout ws2d", {"decode_layout": "ws2d"}))
+    found = sorted(product(layout, mesh, attention), key=lambda changes: sum(bool(named) for named, _ in changes))
+    return [
+        (_joined(named, on, over), replace(plan, **by_layout, **by_mesh, **by_attention))
+        for (named, by_layout), (on, by_mesh), (over, by_attention) in found[1:]
+    ]
+
+
+_Change = tuple[str, dict[str, Any]]
+"""Options, and the fields of a plan that they change."""
+
+
+def _joined(*options: str) -> str:
+    return " ".join(filter(None, options))
+
+
+def _by_presets(plan: GenerationPlan) -> bool:
+    """Tells whether layouts are presets, not files, which have a mesh and a cache of their own."""
+    return not is_file(plan.decode_layout) and not is_file(plan.read_layout)
+
+
+def _formats(plan: GenerationPlan) -> Iterator[_Change]:
+    """Its own formats of weights and of the cache, and those of fewer bits."""
+    weights, caches = [plan.weights], [plan.cache_format]
+    if plan.weights is None:
+        weights.append("int8")
+    if plan.weights != "int4":
+        weights.append("int4")
+    if plan.cache_format is None and _by_presets(plan):
+        caches.append("int8")
+    for weight, cache in product(weights, caches):
+        changed: dict[str, Any] = {}
+        if weight != plan.weights:
+            changed["weights"] = weight
+        if cache != plan.cache_format:
+            changed["cache_format"] = cache
+        yield _joined(*(f"--{name.replace('_', '-')} {to}" for name, to in changed.items())), changed
+
+
+def _fewer(plan: GenerationPlan) -> Iterator[tuple[str, GenerationPlan]]:
+    """The plan with fewer pages, and, with the fewest, with fewer rows."""
+    named = ""
+    if plan.pages is not None:
+        size, fewest, pages = plan.pages.size, plan.pages.of_row(plan.cache), plan.pages.of_rows(plan.batch, plan.cache)
+        while pages > fewest:
+            pages = max(fewest, pages // 2)
+            named, plan = f"--pages {pages}", replace(plan, pages=Pages(size, pages))
+            yield named, plan
+    batch = plan.batch // 2
+    while batch:
+        own = None if plan.prefill_batch is None else min(plan.prefill_batch, batch)
+        yield _joined(named, f"--batch {batch}"), replace(plan, batch=batch, prefill_batch=own)
+        batch //= 2

@@ -82,8 +82,14 @@ def default_mesh(devices: int) -> Mesh:
     F = 4E the fewest bytes move if x is half the square root of their number (Pope et al. 2022, section 3.2.2). The
     nearest divisor is taken; where one of the two axes would have a single chip, x has all.
     """
+    return meshes(devices)[0]
+
+
+def meshes(devices: int) -> list[Mesh]:
+    """The meshes of so many devices along x, or x and y, that of `default_mesh` first, then by how near they are."""
     best = math.sqrt(devices) / 2
     divisors = [n for n in range(1, devices + 1) if devices % n == 0]
-    x = min(divisors, key=lambda n: (round(abs(math.log(n / best)), 9), n))
-    sizes = {"x": x, "y": devices // x}
-    return Mesh.of(**sizes) if min(sizes.values()) > 1 else Mesh.of(x=devices)
+    divisors.sort(key=lambda n: (round(abs(math.log(n / best)), 9), n))
+    return list(
+        dict.fromkeys(Mesh.of(x=devices) if x in {1, devices} else Mesh.of(x=x, y=devices // x) for x in divisors)
+    )
