@@ -71,6 +71,15 @@ class EngineSetting:
         sizes = VllmSizes(self.ways(mesh), self.stages, self.copies(mesh), self.positions(mesh), self.experts)
         return str(sizes)
 
+    def words_beside(self, other: EngineSetting) -> str:
+        """A plan of `transformers` in words, where it differs from another; empty where it does not."""
+        words: list[str] = []
+        if self.table != other.table:
+            words.append("splits the embedding table" if self.table else "leaves the embedding table whole")
+        if self.experts != other.experts:
+            words.append("gives each chip experts of its own" if self.experts else "splits every expert over all chips")
+        return f"a plan that {' and '.join(words)}" if words else ""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -89,13 +98,15 @@ class Candidate:
 @dataclass(frozen=True)
 class Nearest:
     """The setting of an engine that comes nearest to a program on a chip, and the predicted seconds of the program's
-    own layouts; `fastest` is the best of all settings, `apart` says what the nearest cannot have."""
+    own layouts; `fastest` is the best of all settings, `apart` says what the nearest cannot have. Settings are plans of
+    `transformers` where `as_plan`, flags of vLLM otherwise."""
 
     nearest: Candidate
     own_s: float
     fastest: Candidate
     chip: Chip
     apart: str = ""
+    as_plan: bool = False
 
     @property
     def setting(self) -> EngineSetting:
@@ -114,9 +125,10 @@ class Nearest:
         )
         brief = error_in_brief(self.chip, self.chip.priced_by())
         said += f" ({brief})" if brief else ""
-        if self.fastest.time_s > self.nearest.time_s / _FASTER:
+        faster = self.fastest.setting.words_beside(self.setting) if self.as_plan else self.fastest.text
+        if self.fastest.time_s > self.nearest.time_s / _FASTER or not faster:
             return said
-        return f"{said}; {self.fastest.text} would take {duration_text(self.fastest.time_s)}"
+        return f"{said}; {faster} would take {duration_text(self.fastest.time_s)}"
 
 
 def nearest(
@@ -161,7 +173,7 @@ def nearest(
     near = min(found, key=lambda each: (*_distance(own, each, stages), each.time_s))
     fastest = min(found, key=lambda each: each.time_s)
     own_s = time_of(own, objective, stages)
-    return Nearest(near, own_s, fastest, objective.chip, "" if as_plan else _apart(own, near))
+    return Nearest(near, own_s, fastest, objective.chip, "" if as_plan else _apart(own, near), as_plan)
 
 
 def time_of(program: Program, objective: Objective, stages: Stages | None = None) -> float:

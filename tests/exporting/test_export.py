@@ -16,6 +16,7 @@ from conftest import Outcome
 
 from shardwright import compile_program, export, load, trace
 from shardwright.backends.jax.module_files import import_file
+from shardwright.exporting.engines import EngineSetting
 from shardwright.exporting.vllm_flags import Heads
 from shardwright.models.weight_map import map_path, read_map
 
@@ -305,6 +306,29 @@ def test_the_plan_of_transformers(shardwright: Run, imported: Callable[..., Path
         "layers.*.mlp.experts.down_proj": "rowwise",
         "layers.*.mlp.experts": "moe_tp_experts",
     }
+
+
+def test_a_faster_plan_is_named_in_words(shardwright: Run, imported: Callable[..., Path]) -> None:
+    """A plan of `transformers` has no flags, and may leave the table whole, which vLLM splits."""
+    path = imported("megatron")
+    plan = shardwright("export", path, "--as", "hf-tp-plan").err
+    said = re.search(r"layouts: (\S+ \S+) for (\S+ \S+) on the reference chip; (.*) would take", plan)
+    assert said, plan
+    assert said[3] == "a plan that leaves the embedding table whole"
+    flags = shardwright("export", path, "--as", "vllm")
+    assert flags.out == "--tensor-parallel-size 4\n"
+    assert f"layouts: {said[1]} for {said[2]} on the reference chip" in flags.err
+
+
+def test_plans_differ_in_table_and_experts() -> None:
+    whole = EngineSetting(("x",), table=False)
+    assert EngineSetting(("x",), experts=True).words_beside(whole) == (
+        "a plan that splits the embedding table and gives each chip experts of its own"
+    )
+    assert whole.words_beside(EngineSetting(("x",), experts=True)) == (
+        "a plan that leaves the embedding table whole and splits every expert over all chips"
+    )
+    assert not whole.words_beside(EngineSetting(("x", "y"), table=False))
 
 
 def test_flags_of_vllm_are_the_nearest_setting(shardwright: Run, imported: Callable[..., Path]) -> None:
