@@ -165,7 +165,7 @@ class PlacementOptions:
 
     @property
     def of_problem(self) -> object:
-        """Those that decide what may be chosen, and how often it counts: all but what edges cost."""
+        """The options that decide what may be chosen, and how often it counts: all but what edges cost."""
         sets, calls = frozenset(self.digit_sets.items()), frozenset(self.calls.items())
         return sets, self.excluded, self.whole_reshapes, calls, self.is_limited
 
@@ -186,11 +186,11 @@ class Within:
 
     @property
     def key(self) -> object:
-        """Its parts, to look it up by."""
+        """A key to look the part up by."""
         return self.key_of(slice(None))
 
     def key_of(self, variables: Sequence[int] | slice) -> object:
-        """That of these variables alone."""
+        """The key of these variables alone."""
         states = None if self.states is None else self.states[variables].tobytes()
         return self.together, self.free, states
 

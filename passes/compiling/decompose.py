@@ -271,7 +271,7 @@ def _places(rewriter: _Rewriter, over: Sequence[str], scores: str, wish: str) ->
     return places
 
 
-_LEAST = Number("-3.4028234663852886e38")
+_LEAST = Number("-3.4028234663852886e+38")
 """The least finite number of f32."""
 
 
