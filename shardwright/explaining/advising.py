@@ -102,9 +102,8 @@ class Verdict:
         compiled = f"{self.function}: a chip receives {bytes_text(self.received_bytes)} as compiled"
         found = bytes_text(self.least_bytes)
         if self.least_bytes >= self.received_bytes:
-            what = (
-                f"{found} in the best program" if self.least_bytes == self.received_bytes else "no less in any program"
-            )
+            equal = self.least_bytes == self.received_bytes
+            what = f"{found} in the best program" if equal else "no less in any program"
             return f"{compiled}, and {what} that was found: nothing is known to be avoidable"
         proved = "" if self.is_proved else " or less"
         expected = f" ({self.expect})" if self.expect else ""
