@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.module_files import load_module
+from shardwright.backends.targets.functions import under_mesh
 from shardwright.backends.targets.names import target_of
 from shardwright.compiling.compile_program import Compiled, compile_program, print_program
 from shardwright.cost.hardware.chips import REFERENCE
@@ -59,12 +60,14 @@ class Optimized:
 
         if not any(isinstance(getattr(leaf, "sharding", None), jax.NamedSharding) for leaf in jax.tree.leaves(args)):
             return self  # the plain function runs on one device
-        plain = jax.jit(function)
-        if _bytes(plain.lower(*args), self.mesh) < _bytes(self.lower(*args), self.mesh):
+        with under_mesh(args):
+            plain = jax.jit(function).lower(*args)
+        if _bytes(plain, self.mesh) < _bytes(self.lower(*args), self.mesh):
             leaves = self._arguments.unflatten
 
             def on_leaves(*given: Any) -> list[Any]:
-                return jax.tree_util.tree_leaves(function(*leaves(given)))
+                with under_mesh(args):
+                    return jax.tree_util.tree_leaves(function(*leaves(given)))
 
             self._built = jax.jit(on_leaves)
             self._tables, self.is_plain = (), True
@@ -108,8 +111,9 @@ def optimize(
     "bytes" the fewest bytes received. Then, if arguments have shardings, both are compiled, and the plain function is
     kept where it receives less, as where blocks go to other blocks that digits do not express (`Optimized.is_plain`).
     For TPUs it is written as their compiler keeps it.
-    `mesh` is a `jax.sharding.Mesh`, or one without devices, or sizes by axis. Raises a `DiagnosticError` where the
-    function cannot be traced, does not mean what its program does, or demands cannot be met.
+    `mesh` is a `jax.sharding.Mesh`, or one without devices, or sizes by axis; constraints may name its axes alone.
+    Raises a `DiagnosticError` where the function cannot be traced, does not mean what its program does, or demands
+    cannot be met.
     """
     import jax
 
@@ -127,7 +131,8 @@ def optimize(
     target = target_of(list(mesh.devices.flat))
     chip = chip or REFERENCE.name
     compiled = compile_program(traced.program, objective=objective, chip=chip, solver=solver, target=target)
-    results = jax.eval_shape(function, *args)
+    with under_mesh(args, mesh.shape):
+        results = jax.eval_shape(function, *args)
     made = Optimized(traced, compiled, mesh, args, results)
     return made.unless_plain_receives_less(function, _over(mesh, args)) if objective == "bytes" else made
 

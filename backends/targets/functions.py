@@ -72,14 +72,18 @@ def lower(
     return LoweredFunction(name, lowered, sizes)
 
 
-def under_mesh(args: Sequence[Any]) -> AbstractContextManager[object]:
-    """The mesh that all arguments lie on as JAX's current one, so that constraints may name its axes alone.
+def under_mesh(args: Sequence[Any], sizes: Mapping[str, int] | None = None) -> AbstractContextManager[object]:
+    """The mesh that all arguments lie on as JAX's current one, so that constraints may name its axes alone; where they
+    lie on none, one of these `sizes` by axis.
 
-    Nothing where there is a current one, or they lie on several or none, or its axes are explicit.
+    Nothing where there is a current one, or they lie on several, or on none without sizes, or its axes are explicit.
     """
     jax: Any = import_module("jax")
     leaves = filter(_lies_on_mesh, jax.tree_util.tree_leaves(tuple(args)))
     meshes = {getattr(mesh, "abstract_mesh", mesh) for mesh in (leaf.sharding.mesh for leaf in leaves)}
+    if not meshes and sizes:
+        kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
+        meshes = {jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds)}
     auto = all(kind == jax.sharding.AxisType.Auto for mesh in meshes for kind in mesh.axis_types)
     if len(meshes) != 1 or not auto or not jax.sharding.get_abstract_mesh().empty:
         return nullcontext()

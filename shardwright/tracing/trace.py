@@ -131,10 +131,12 @@ def trace(
     types of its arguments and results, by Shardy, are demands in place of the function's own. Raises a
     `DiagnosticError` where the function does what the language has no word for, with the line that does it.
     """
+    from shardwright.backends.targets.functions import under_mesh
     from shardwright.tracing.demands import StatedShardings
 
     stated = StatedShardings.of(shardings) if shardings is not None else None
-    return _trace(function, args, mesh or {}, name, seed, stated)
+    with under_mesh(args, mesh):
+        return _trace(function, args, mesh or {}, name, seed, stated)
 
 
 def _trace(

@@ -168,6 +168,33 @@ def test_a_mesh_without_devices_is_given_those_there_are() -> None:
     np.testing.assert_allclose(made(jnp.ones((8, 16))), np.tanh(np.ones((8, 16))), rtol=1e-6)
 
 
+@pytest.mark.parametrize("given", ["devices", "abstract", "bare"])
+def test_constraints_that_name_axes_alone(given: str, mesh: Any) -> None:
+    """The mesh is an argument, so the function needs no `jax.set_mesh` around it."""
+
+    def moved(x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x * 2, P(None, "model"))
+
+    x: Any = jnp.arange(128, dtype=jnp.float32).reshape(8, 16)
+    example = x
+    if given != "bare":
+        over = mesh if given == "devices" else mesh.abstract_mesh
+        example = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(over, P("data")))
+    made = optimize(moved, (example,), SIZES, objective="bytes")
+    assert "_{model}" in made.traced.text
+    np.testing.assert_array_equal(made(x), 2 * x)
+
+
+def test_the_plain_function_with_constraints_that_name_axes_alone(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is traced again when it runs, where nobody has set a mesh."""
+    received = iter((0, 1))
+    monkeypatch.setattr("shardwright.optimizing._bytes", lambda *_: next(received))
+    x = jax.device_put(jnp.arange(128, dtype=jnp.float32).reshape(8, 16), NamedSharding(mesh, P("data")))
+    made = optimize(lambda x: jax.lax.with_sharding_constraint(x * 2, P("data")), (x,), mesh, objective="bytes")
+    assert made.is_plain
+    np.testing.assert_array_equal(made(x), 2 * x)
+
+
 def test_a_training_step_whose_shardings_are_types() -> None:
     """`jax.make_mesh` as it is: a gradient begins with a number that JAX lays over the mesh."""
     mesh = jax.make_mesh(tuple(SIZES.values()), tuple(SIZES))
