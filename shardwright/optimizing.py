@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.backends.jax.devices import arrange_devices
 from shardwright.backends.jax.module_files import load_module
-from shardwright.backends.targets.functions import under_mesh
+from shardwright.backends.targets.functions import name_of, require_sizes, under_mesh
 from shardwright.backends.targets.names import target_of
 from shardwright.compiling.compile_program import Compiled, compile_program, print_program
 from shardwright.cost.hardware.chips import REFERENCE
@@ -113,7 +113,7 @@ def optimize(
     For TPUs it is written as their compiler keeps it.
     `mesh` is a `jax.sharding.Mesh`, or one without devices, or sizes by axis; constraints may name its axes alone.
     Raises a `DiagnosticError` where the function cannot be traced, does not mean what its program does, or demands
-    cannot be met.
+    cannot be met, as where arguments lie on a mesh of other sizes.
     """
     import jax
 
@@ -123,6 +123,7 @@ def optimize(
         devices = arrange_devices(math.prod(sizes.values())).devices
         kinds = (jax.sharding.AxisType.Auto,) * len(sizes)
         mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds, devices=devices)
+    require_sizes(name_of(function), args, mesh.shape)
     traced = trace(function, args, mesh=dict(mesh.shape))
     if traced.not_compared:
         raise fault("not-compared", f"the traced program was not compared: {traced.not_compared}", NOWHERE,

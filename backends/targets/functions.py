@@ -41,11 +41,11 @@ def lower(
     """Lowers a function for JAX's platform of this name, None for the devices that its arguments lie on.
 
     `mesh` is a mapping from axis to size or a mesh of JAX; None stands for that of the arguments. Raises `mesh-fit`
-    where it has another number of devices than the function is lowered for, `no-devices` where there are none, and
-    what the function itself raises.
+    where it has another number of devices than the function is lowered for, or other sizes of axes than the arguments'
+    own, `no-devices` where there are none, and what the function itself raises.
     """
     jax: Any = import_module("jax")
-    name = _name(function)
+    name = name_of(function)
     if not isinstance(args, tuple | list):
         raise _refused(name, "bad-args", f"args is a tuple of the arguments of {name}", "as in args=(x,)")
     leaves: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(tuple(args))
@@ -53,6 +53,8 @@ def lower(
     if platform is None and meshes and all(isinstance(each, jax.sharding.AbstractMesh) for each in meshes):
         said = f"the arguments of {name} lie on an abstract mesh, which has no devices"
         raise _refused(name, "no-devices", said, "say a target, as target='cpu'; `shardwright targets` lists all")
+    if mesh is not None:
+        require_sizes(name, args, sizes_of(mesh))
     jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
     with under_mesh(args):
         lowered = jitted.trace(*args).lower(lowering_platforms=platform and (platform,))
@@ -70,6 +72,18 @@ def lower(
             notes = [f"its arguments lie on the mesh {_listed(sizes_of(meshes[0]))}"]
         raise _refused(name, "mesh-fit", f"{said} {prod(sizes.values())}", *notes)
     return LoweredFunction(name, lowered, sizes)
+
+
+def require_sizes(name: str, args: Sequence[Any], sizes: Mapping[str, int]) -> None:
+    """Raises `mesh-fit` where the arguments of a function lie over an axis that has another size among these; axes of
+    other names are those of the arguments, named anew."""
+    jax: Any = import_module("jax")
+    for leaf in filter(_lies_on_mesh, jax.tree_util.tree_leaves(tuple(args))):
+        own = sizes_of(leaf.sharding.mesh)
+        if other := [axis for axis, size in own.items() if sizes.get(axis, size) != size]:
+            said = f"the arguments of {name} lie on the mesh {_listed(own)}, and the mesh given is {_listed(sizes)}"
+            note = f"{' and '.join(other)} {'differ' if other[1:] else 'differs'}: give the mesh of the arguments"
+            raise _refused(name, "mesh-fit", said, note)
 
 
 def under_mesh(args: Sequence[Any], sizes: Mapping[str, int] | None = None) -> AbstractContextManager[object]:
@@ -103,7 +117,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return " ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
-def _name(function: Any) -> str:
+def name_of(function: Any) -> str:
     """The name of a function: of a partial application it is the applied function's, that of another object its
     class's."""
     inner = getattr(function, "func", function)

@@ -127,6 +127,19 @@ def test_names_of_the_mesh_are_those_given(mesh: Any) -> None:
         assert_collectives(jnp.add, args, {"data": 4, "model": 2}, "all_gather[data] 12")
 
 
+def test_a_mesh_that_contradicts_that_of_the_arguments(mesh: Any) -> None:
+    told = (
+        "sin: error: the arguments of sin lie on the mesh x=4 y=2, and the mesh given is x=2 y=4 [mesh-fit]\n"
+        "note: x and y differ: give the mesh of the arguments"
+    )
+    for over in (mesh, mesh.abstract_mesh):
+        args = (array(over, "x", "y"),)
+        assert refused(jnp.sin, args, {"x": 2, "y": 4}, "none", target="cpu").render() == told
+        with pytest.raises(DiagnosticError) as caught:
+            explain(jnp.sin, "cpu", {"x": 2, "y": 4}, args=args)
+        assert caught.value.render() == told
+
+
 def refused(function: Any, args: Any, mesh: Any, *expected: str, **options: Any) -> DiagnosticError:
     with pytest.raises(DiagnosticError) as caught:
         assert_collectives(function, args, mesh, *expected, **options)

@@ -139,6 +139,17 @@ def test_two_meshes_or_two_orders_are_refused(mesh: Any) -> None:
         trace(lambda a, b: a + b, (laid(mesh, ("data", "model")), laid(mesh, ("model", "data"))))
 
 
+def test_a_mesh_that_contradicts_that_of_the_arguments(mesh: Any) -> None:
+    x = jax.ShapeDtypeStruct((8, 8), "float32", sharding=NamedSharding(mesh.abstract_mesh, P("data")))
+    with pytest.raises(DiagnosticError) as caught:
+        optimize(jnp.tanh, (x,), {"data": 8, "model": 1})
+    assert caught.value.render() == (
+        "tanh: error: the arguments of tanh lie on the mesh data=2 model=4, and the mesh given is data=8 model=1"
+        " [mesh-fit]\n"
+        "note: data and model differ: give the mesh of the arguments"
+    )
+
+
 def test_arguments_of_another_shape_or_format_are_refused(mesh: Any) -> None:
     """The program has the sizes that it was traced at, 1/8 for a mean of 8 numbers say."""
     x = jnp.arange(128, dtype=jnp.float32).reshape(8, 16)
