@@ -14,7 +14,7 @@ from shardwright.backends.targets.names import target_of
 from shardwright.compiling.compile_program import Compiled, compile_program, print_program
 from shardwright.cost.hardware.chips import REFERENCE
 from shardwright.explaining.explain import explain_text
-from shardwright.ir.diagnostics import NOWHERE, Source, fault
+from shardwright.ir.diagnostics import Source
 from shardwright.tracing.random_keys import as_given, numbers_of
 from shardwright.tracing.trace import Trace, trace
 from shardwright.tracing.writer import WRAPPED
@@ -126,8 +126,8 @@ def optimize(
     require_sizes(name_of(function), args, mesh.shape)
     traced = trace(function, args, mesh=dict(mesh.shape))
     if traced.not_compared:
-        raise fault("not-compared", f"the traced program was not compared: {traced.not_compared}", NOWHERE,
-                    "give smaller example arguments")  # fmt: skip
+        said = f"the traced program was not compared: {traced.not_compared}"
+        raise traced.refused("not-compared", said, "give smaller example arguments")
     traced.require_agreement()
     target = target_of(list(mesh.devices.flat))
     chip = chip or REFERENCE.name

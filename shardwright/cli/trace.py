@@ -67,5 +67,8 @@ def execute(args: argparse.Namespace) -> int:
             print(f"not compared: {traced.not_compared}")
         else:
             own = ", at the example's own arguments; at random ones it is larger" if traced.at_examples else ""
+            own = (
+                ", at arguments drawn smaller; at others the function amplifies rounding" if traced.at_smaller else own
+            )
             print(f"largest relative difference {traced.largest_relative_difference:.1e}{own}")
     return 0

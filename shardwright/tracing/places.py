@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import traceback
 from pathlib import Path
+from typing import Any, cast
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault
 
@@ -31,14 +34,35 @@ def of_file(code: str, message: str, path: str, *notes: str) -> DiagnosticError:
 def place_of(error: BaseException, path: str | None = None) -> str:
     """`FILE:LINE` of the innermost frame of an error that is in this file, or in none of an installed library."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = Path(__file__).resolve().parents[1]
     for frame in reversed(frames):
         file = Path(frame.filename)
-        if (path is not None and file == Path(path)) or (
-            path is None and file.is_file() and "site-packages" not in file.parts and own not in file.resolve().parents
-        ):
+        if (path is not None and file == Path(path)) or (path is None and _is_users(file)):
             return f"{frame.filename}:{frame.lineno}"
     return ""
+
+
+def definition_of(function: Any) -> str:
+    """`FILE:LINE` where a function, a module of PyTorch or another callable begins, "" where no file of the user's has
+    it."""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    if not hasattr(function, "__code__"):
+        kind = cast(Any, type(function))
+        function = inspect.unwrap(getattr(kind, "forward", kind.__call__))
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code and _is_users(Path(code.co_filename)) else ""
+
+
+def of_function(code: str, message: str, place: str, name: str, *notes: str) -> DiagnosticError:
+    """The error of a function as a whole, at `FILE:LINE` or, where that is empty, under its name."""
+    path, _, line = place.rpartition(":")
+    return _fault(code, message, path or name, int(line or 0), *notes)
+
+
+def _is_users(file: Path) -> bool:
+    own = Path(__file__).resolve().parents[1]
+    return file.is_file() and "site-packages" not in file.parts and own not in file.resolve().parents
 
 
 def _fault(code: str, message: str, path: str, line: int, *notes: str) -> DiagnosticError:

@@ -14,10 +14,10 @@ from itertools import takewhile
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
+from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.models.weight_map import NUMBERED, WeightEntry, WeightMap
-from shardwright.tracing.comparing import Array, difference_of
-from shardwright.tracing.places import of_file, place_of, untraceable, untraced
+from shardwright.tracing.comparing import Array, Difference, difference_of
+from shardwright.tracing.places import definition_of, of_file, of_function, place_of, untraceable, untraced
 from shardwright.tracing.proof_sizes import MOST_WORK, PATIENCE, alike, smaller_arguments, smaller_sizes, work_of
 from shardwright.tracing.random_keys import without_keys
 
@@ -55,6 +55,11 @@ class Trace:
     """The sizes of dimensions at which the two were compared, where they were not the function's own."""
     at_examples: bool = False
     """They were compared at the example's own arguments, because at random ones both differ."""
+    at_smaller: bool = False
+    """They were compared at random arguments drawn smaller, because at larger ones the function amplifies rounding."""
+    amplified: float = 0.0
+    """How far the function is from itself where its arguments change by one unit in the last place, if that explains
+    why the two differ too much; else 0."""
     not_compared: str = ""
     """Why nothing could be compared, "" where something was."""
     notes: tuple[str, ...] = ()
@@ -63,6 +68,8 @@ class Trace:
     """Names in a module's `state_dict` that the program does not read: a count of batches, or a weight's other name."""
     slices: Mapping[str, ValueSite] = field(default_factory=dict[str, "ValueSite"], repr=False)
     """Where the bodies of the function's loops have slices of values, by the names of these."""
+    place: str = ""
+    """`FILE:LINE` where the function begins, "" where no file of the user's has it."""
 
     @property
     def weight_map(self) -> WeightMap:
@@ -79,15 +86,31 @@ class Trace:
         """Raises a `DiagnosticError` where the program and the function were compared and differ."""
         from shardwright.compiling.compile_program import tolerance
 
-        if not self.not_compared and not self.largest_relative_difference <= tolerance(self.program):
-            raise fault(
-                "not-the-function",
-                f"the traced program differs from the function by {self.largest_relative_difference:.1e}, relative to "
-                "the largest magnitude",
-                NOWHERE,
-                "give arrays as example arguments, not shapes: integers, and floats without a negative one, are drawn "
-                "between their least and greatest, and where no random numbers do, their own are compared",
+        if self.not_compared or self.largest_relative_difference <= tolerance(self.program):
+            return
+        reason = (
+            f"the traced program differs from the function by {self.largest_relative_difference:.1e}, relative to "
+            "the largest magnitude"
+        )
+        if self.amplified:
+            reason += (
+                f", and the function from itself by {self.amplified:.1e} where its arguments change by one unit in "
+                "the last place"
             )
+            way_out = (
+                "rounding decides what the function gives there: give arrays that keep its values within bounds, as "
+                "weights over the root of what products sum, or shapes alone, jax.ShapeDtypeStruct, which are drawn so"
+            )
+        else:
+            way_out = (
+                "give arrays as example arguments, not shapes: integers, and floats without a negative one, are drawn "
+                "between their least and greatest, and where no random numbers do, their own are compared"
+            )
+        raise self.refused("not-the-function", reason, way_out)
+
+    def refused(self, code: str, message: str, *notes: str) -> DiagnosticError:
+        """The error of the function as a whole, at its place."""
+        return of_function(code, message, self.place, self.program.funcs[0].name, *notes)
 
     def __repr__(self) -> str:
         return self.text
@@ -108,6 +131,7 @@ class Trace:
             "opaque": list(self.opaque),
             "unnamed": 0,
             "at_examples": self.at_examples,
+            "at_smaller": self.at_smaller,
             "largest_relative_difference": None if math.isnan(difference) else difference,
             "compared_at": dict(self.compared_at) or None,
             "seconds": self.seconds,
@@ -152,7 +176,7 @@ def _trace(
     from shardwright.tracing.rules import RULES
     from shardwright.tracing.writer import written
 
-    began = perf_counter()
+    began, place = perf_counter(), definition_of(function)
     if not is_module(function):
         function, args = without_keys(function, args)
     module = exported(function, args) if is_module(function) else None
@@ -184,7 +208,7 @@ def _trace(
     weights = dict(zip((weight.name for weight in program.weights), traced.graph.constants.values(), strict=True))
     seconds = perf_counter() - began
     compared_at: Mapping[str, int] = {}
-    work, difference, not_compared, at_examples = work_of(program), math.nan, "", False
+    work, difference, not_compared = work_of(program), Difference(math.nan), ""
     if module is None and work > MOST_WORK and not is_smaller:
         fixed = {size for variable in traced.graph.constants for size in variable.shape}
         dims = [made.sites[parameter].dims for parameter in names]
@@ -192,10 +216,10 @@ def _trace(
         difference, compared_at = _smaller_difference(
             program, text, candidates, dims, (function, args, name, seed, stated)
         )
-    if module is not None or work <= MOST_WORK or (math.isnan(difference) and work <= PATIENCE * MOST_WORK):
+    if module is not None or work <= MOST_WORK or (math.isnan(difference.largest) and work <= PATIENCE * MOST_WORK):
         asked = function, module, args, seed, is_smaller
-        difference, at_examples = difference_of(program, asked, (traced, names, weights))
-    elif math.isnan(difference):
+        difference = difference_of(program, asked, (traced, names, weights))
+    elif math.isnan(difference.largest):
         not_compared = "the function takes long at these sizes, and is another at smaller ones"
     types = (str(parameter.type) for parameter in func.params)
     paths = (".".join(edge.path) for edge in traced.inputs)
@@ -204,11 +228,11 @@ def _trace(
         tuple(zip(paths, names, types, strict=True)),
         tuple((".".join(edge.path), str(value), str(type_))
               for edge, value, type_ in zip(traced.results, _returned(text), func.results, strict=True)),
-        Counter(_operations(program)), difference, seconds, weights,
+        Counter(_operations(program)), difference.largest, seconds, weights,
         {value.name: edge.name for value, edge in zip(program.weights, traced.weights, strict=True)
          if module is not None and (edge.members or edge.name in module.weights.keys() - module.lifted)},
-        made.sites, tuple(made.opaque), compared_at, at_examples, not_compared, stated.notes if stated else (),
-        () if module is None else _unread(module.module, traced), made.slices,
+        made.sites, tuple(made.opaque), compared_at, *difference[1:], not_compared, stated.notes if stated else (),
+        () if module is None else _unread(module.module, traced), made.slices, place,
     )  # fmt: skip
 
 
@@ -223,7 +247,7 @@ def _smaller_difference(
     candidates: Iterable[Mapping[str, int]],
     dims: Sequence[Sequence[str | None]],
     asked: tuple[Any, ...],
-) -> tuple[float, Mapping[str, int]]:
+) -> tuple[Difference, Mapping[str, int]]:
     """The difference of the same function at smaller sizes, and these, where it gives the same program but for sizes;
     NaN where it gives another at all that are tried."""
     function, args, name, seed, stated = asked
@@ -235,8 +259,9 @@ def _smaller_difference(
         except (DiagnosticError, TypeError, ValueError):
             continue  # the function counts on its own sizes
         if alike(small.text, text):
-            return small.largest_relative_difference, sizes
-    return math.nan, {}
+            compared = small.largest_relative_difference, small.at_examples, small.at_smaller, small.amplified
+            return Difference(*compared), sizes
+    return Difference(math.nan), {}
 
 
 def _in_any_order(program: Program) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shardwright import optimize, trace
+from shardwright import DiagnosticError, optimize, trace
 from shardwright.__main__ import main
 from shardwright.tracing.comparing import random_arguments
 from shardwright.tracing.graph import GraphEdge
+from shardwright.tracing.rules import RULES
 
 
 def test_a_second_moment_of_which_only_the_shape_is_known() -> None:
@@ -100,6 +102,109 @@ def test_the_examples_own_arguments_where_random_ones_do_not_do() -> None:
     assert traced.at_examples
     assert traced.as_json()["at_examples"]
     assert traced.largest_relative_difference < 1e-5
+
+
+def chain(x: Any, w: Any) -> Any:
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0]
+
+
+def nested(x: Any, w: Any) -> Any:
+    return jax.lax.scan(lambda h, w: (chain(h, w), None), x, w)[0]
+
+
+def mixed(x: Any, w: Any) -> Any:
+    """Layers that are no loop, and whose weights are parts of one array."""
+    for layer in range(20):
+        x = (jnp.tanh if layer in (3, 7, 12) else jnp.sin)(x @ w[layer])
+    return x
+
+
+def shapes(*layers: int) -> tuple[Any, Any]:
+    return jax.ShapeDtypeStruct((16, 32), "float32"), jax.ShapeDtypeStruct((*layers, 32, 32), "float32")
+
+
+@pytest.mark.parametrize(("function", "layers"), [(chain, (15,)), (chain, (30,)), (nested, (3, 5)), (mixed, (20,))])
+def test_layers_that_amplify_rounding_are_compared_at_smaller_weights(function: Any, layers: tuple[int, ...]) -> None:
+    """Of weights of variance 1 a unit in the last place is all of the result 30 layers later."""
+    made = trace(function, shapes(*layers))
+    made.require_agreement()
+    assert made.at_smaller
+    assert made.as_json()["at_smaller"]
+    assert made.largest_relative_difference < 1e-5
+
+
+def test_layers_that_amplify_rounding_are_optimized() -> None:
+    args = [np.asarray(jax.random.normal(jax.random.key(i), s.shape)) / 6 for i, s in enumerate(shapes(3, 5))]
+    made = optimize(nested, shapes(3, 5), {"x": 1})
+    np.testing.assert_allclose(made(*args), nested(*args), atol=1e-5)
+
+
+def sine(w: Any, op: Any) -> None:
+    RULES["sin"](w, replace(op, primitive="sin"))
+
+
+def transposed(w: Any, op: Any, product: Any = RULES["dot_general"]) -> None:
+    product(w, replace(op, params=dict(op.params) | {"dimension_numbers": (((1,), (1,)), ((), ()))}))
+
+
+@pytest.mark.parametrize(("primitive", "wrong"), [("tanh", sine), ("dot_general", transposed)])
+@pytest.mark.parametrize("layers", [2, 15, 30])
+def test_wrong_programs_of_layers_that_amplify_rounding(
+    primitive: str, wrong: Any, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding explains as large a difference in the deepest, but not those at smaller weights."""
+    monkeypatch.setitem(RULES, primitive, wrong)
+    made = trace(chain, shapes(layers))
+    assert made.at_smaller == (layers > 15)
+    assert not made.amplified
+    with pytest.raises(DiagnosticError, match="not-the-function") as caught:
+        made.require_agreement()
+    assert "from itself" not in str(caught.value)
+    (told,) = caught.value.diagnostics
+    assert caught.value.source is not None
+    assert caught.value.source.line(told.span.line) == "def chain(x: Any, w: Any) -> Any:"
+
+
+def test_a_limit_left_out_that_the_smallest_weights_do_not_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(x: Any, w: Any) -> Any:
+        return jax.lax.scan(lambda h, w: (jnp.sin(jnp.minimum(h @ w, 3.5)), None), x, w)[0]
+
+    right = trace(limited, shapes(30))
+    right.require_agreement()
+    assert right.at_smaller
+    monkeypatch.setitem(
+        RULES, "min", lambda w, op: RULES["copy"](w, replace(op, primitive="copy", operands=op.operands[:1]))
+    )
+    with pytest.raises(DiagnosticError, match="not-the-function"):
+        trace(limited, shapes(30)).require_agreement()
+
+
+def test_arrays_at_which_rounding_decides_are_refused() -> None:
+    """Their numbers are the user's, so none smaller are drawn."""
+    random = np.random.default_rng(0)
+    x, w = (random.normal(size=shape.shape).astype("f4") for shape in shapes(30))
+    number = r"\d\.\de[+-]\d\d"
+    told = (
+        rf"test_random_arguments\.py:\d+:1: error: the traced program differs from the function by {number}, relative"
+        rf" to the largest magnitude, and the function from itself by {number} where its arguments change by one unit"
+        r" in the last place \[not-the-function\]\n  def chain\(x: Any, w: Any\) -> Any:\n  \^+\n"
+        "note: rounding decides what the function gives there: give arrays that keep its values within bounds, as"
+        " weights over the root of what products sum, or shapes alone, jax.ShapeDtypeStruct, which are drawn so$"
+    )
+    for args in ((x, w), (shapes(30)[0], w)):
+        with pytest.raises(DiagnosticError, match=told):
+            optimize(chain, args, {"x": 1})
+    assert trace(chain, (x, shapes(30)[1])).at_smaller
+    assert trace(chain, (x, w / 32**0.5)).at_examples
+
+
+def test_a_program_that_differs_is_told_under_the_name_of_a_function_without_a_file() -> None:
+    named: dict[str, Any] = {}
+    exec("def f(x): return x[5:9]", named)
+    made = replace(trace(named["f"], (jnp.ones(12),)), largest_relative_difference=1.0)
+    with pytest.raises(DiagnosticError) as caught:
+        made.require_agreement()
+    assert str(caught.value).startswith("f: error: the traced program differs from the function by 1.0e+00, relative")
 
 
 def test_arrays_of_one_number_are_varied() -> None:
