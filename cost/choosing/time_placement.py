@@ -417,10 +417,10 @@ class TimeSolver(Solver):
 
     def chips_over(self, codes: Codes, dims: set[str] | frozenset[str]) -> Floats:
         """Over how many chips the dimensions together are split, in each layout."""
-        digits = self.coding.digits(codes)
-        numbers = [self.coding.number_of_dim(name) for name in dims]
+        there = np.zeros(self.coding.radix, np.bool_)
+        there[[self.coding.number_of_dim(name) for name in dims]] = True
         sizes = np.array(list(self.problem.program.mesh.values()), np.float64)
-        return np.where(np.isin(digits, numbers), sizes[None, :], 1.0).prod(axis=1)
+        return np.where(there[self.coding.digits(codes)], sizes[None, :], 1.0).prod(axis=1)
 
     def _compute_s(self, entry: StrategyTable, statement: Let) -> Floats:
         """Seconds of the products of each row."""
