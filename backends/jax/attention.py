@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.backends.jax.movements import parts_for_all
 from shardwright.backends.jax.source_text import axes_text, number_text, transposed, tuple_text
-from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, einsum_letters, spread
+from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, einsum_letters, near_positions, spread
 from shardwright.ir import ops
 from shardwright.ir.operation import Operation
 from shardwright.ir.ops.indexing import page_of_row
@@ -60,20 +60,26 @@ def lower_attend(operation: ops.Attend, terms: Sequence[Term], result: TensorTyp
     together = here <= MOST_TOGETHER or (queries <= FEW_QUERIES and pages is None)
     block = here if together else BLOCK
     options: list[str] = []
+    masks = {name: terms[at] for name in ("pos", "length", "window") if (at := operation.at(name)) is not None}
+    window = operation.window
+    if "window" in masks:
+        window = f"jnp.maximum({aligned(masks['window'], rows, DType.INT32)}, 0)"
     if operation.causal is not None:
-        own = spread(lowering.global_index(result, operation.causal), (operation.causal,), rows)
-        at = operation.at("pos")
-        pos = "" if at is None else f" + {aligned(terms[at], rows, DType.INT32)}"
-        options.append(f"last={own}{pos}")
+        last = spread(lowering.global_index(result, operation.causal), (operation.causal,), rows)
+        if "pos" in masks:
+            n, n_queries = k.shape.size(T), q.shape.size(operation.causal)
+            pos, window = near_positions(masks["pos"], rows, n, n_queries, window)
+            last = f"{last} + {pos}"
+        options.append(f"last={last}")
         part = _together(lowering.size(q, operation.causal)) if block < here else None
         if part is not None and (pages is None or operation.causal not in pages.rows):
             axis = rows.index(operation.causal) - len(rows)
             options.append(f"queries=({axis_of(q, operation.causal)}, {axis}, {part})")
-    masks = {name: operation.at(name) for name in ("length", "window")}
-    options += [f"{name}={aligned(terms[at], rows, DType.INT32)}" for name, at in masks.items() if at is not None]
-    for name, value, default in (
-        ("window", operation.window, 0), ("scale", operation.scale, 1.0), ("softcap", operation.softcap, 0.0),
-    ):  # fmt: skip
+    if "length" in masks:
+        options.append(f"length={aligned(masks['length'], rows, DType.INT32)}")
+    if window is not None:
+        options.append(f"window={window}")
+    for name, value, default in (("scale", operation.scale, 1.0), ("softcap", operation.softcap, 0.0)):
         if value != default:
             options.append(f"{name}={number_text(value)}")
     share, whole = operation.seen(q.shape, k.shape)

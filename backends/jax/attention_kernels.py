@@ -125,7 +125,7 @@ def attend_on_tpu(
     to = jnp.asarray(span - 2 if last is None else last)
     since = jnp.asarray(-1) if window is None else to - window
     if length is not None:
-        to = jnp.minimum(to, jnp.asarray(length) - 1)
+        to = jnp.minimum(to, jnp.maximum(length, 0) - 1)
     to, since = (jnp.clip(x.reshape((1,) * (len(rows) - x.ndim) + x.shape), -1, span - 2) for x in (to, since))
     masked = [dim for dim in each if max(x.shape[rows.index(dim)] for x in (to, since)) > 1]
 

@@ -36,6 +36,7 @@ from shardwright.backends.jax.terms import (
     cast,
     einsum_letters,
     literal,
+    near_positions,
     spread,
 )
 from shardwright.backends.jax_functions import FUNCTIONS
@@ -218,10 +219,14 @@ def _softmax(operation: ops.Softmax, terms: Sequence[Term], result: TensorType, 
     if operation.causal is not None:
         t = spread(lowering.global_index(result, operation.dims[0]), operation.dims, result.names)
         row = spread(lowering.global_index(result, operation.causal), (operation.causal,), result.names)
-        pos = f" + {aligned(terms[1], result.names, DType.INT32)}" if len(terms) > 1 else ""
+        pos, window = "", operation.window
+        if len(terms) > 1:
+            n, n_queries = (result.shape.size(name) for name in (operation.dims[0], operation.causal))
+            code, window = near_positions(terms[1], result.names, n, n_queries, window)
+            pos = f" + {code}"
         visible = f"{t} <= {row}{pos}"
-        if operation.window:
-            visible = f"({visible}) & ({t} > {row}{pos} - {operation.window})"
+        if window is not None:
+            visible = f"({visible}) & ({t} > {row}{pos} - {window})"
         scores = f"jnp.where({visible}, {scores}, -jnp.inf)"
     return cast(f"jax.nn.softmax({scores}, axis={axes_of(result, operation.dims)})", DType.F32, result.dtype)
 

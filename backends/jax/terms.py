@@ -17,6 +17,7 @@ from shardwright.backends.jax.source_text import (
 from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Number
+from shardwright.ir.ops.reductions import far_position
 from shardwright.ir.types import DType, TensorType
 
 
@@ -106,6 +107,21 @@ def aligned(term: Term, names: Sequence[str], dtype: DType | None = None) -> str
     if term.number is not None:
         return literal(term.number, dtype or DType.F32)
     return spread(term.code, term.tensor.names, names)
+
+
+def near_positions(
+    pos: Term, names: Sequence[str], positions: int, queries: int, window: int | str | None
+) -> tuple[str, int | str | None]:
+    """The position of the first query, aligned, and its window, code where that is an operand: no further from so many
+    positions than they see anything else there, so that no query's position is beyond int32."""
+    code = aligned(pos, names, DType.INT32)
+    if not isinstance(window, str):
+        far = far_position(positions, queries, window)
+        if far is not None:
+            small = pos.number is not None and int(code) <= far
+            return code if small else f"jnp.minimum({code}, {far})", window
+    here = f"jnp.minimum({code}, {positions})"
+    return here, f"jnp.clip({window} - ({code} - {here}), 0, {positions + queries})"
 
 
 def spread(code: str, own: Sequence[str], names: Sequence[str]) -> str:

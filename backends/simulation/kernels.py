@@ -145,7 +145,7 @@ def _softmax(operation: ops.Softmax, call: Call) -> Array:
         own = positions_along(value.kind, operation.causal, names, call.setting)
         pos = like(call.args[1], DType.INT32, names, call.setting) if len(call.args) > 1 else np.zeros((), np.int64)
         visible = t <= own + pos
-        if operation.window:
+        if operation.window is not None:
             visible = visible & (t > own + pos - operation.window)
         scores = np.where(visible, scores, -np.inf).astype(scores.dtype)
     over = _reduce_axes(value, operation.dims, call.setting)

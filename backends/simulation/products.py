@@ -82,7 +82,8 @@ def attend(operation: ops.Attend, call: Call) -> tuple[Array, ...]:
         own = positions_along(kind, operation.causal, names, call.setting) + _given(operation, call, "pos", names)
         visible = visible & (t <= own)
         if operation.has_window:
-            visible = visible & (t > own - (operation.window or _given(operation, call, "window", names)))
+            window = _given(operation, call, "window", names) if operation.window is None else operation.window
+            visible = visible & (t > own - window)
     if operation.at("length") is not None:
         visible = visible & (t < _given(operation, call, "length", names))
     weights, lse = softmax_weights(np.where(visible, scores, -np.inf), -1)

@@ -127,9 +127,14 @@ def _wraps(statics: Statics) -> bool:
 
 
 def _softmax(statics: Statics) -> Operation:
-    return ops.Softmax(
-        causal=statics.dim_option("causal"), window=statics.whole_number("window", 0), dims=statics.dims()
-    )
+    return ops.Softmax(causal=statics.dim_option("causal"), window=_window(statics), dims=statics.dims())
+
+
+def _window(statics: Statics) -> int | None:
+    """How many positions a query sees at most; None for all up to its own, as for a number beyond int32, the format of
+    positions."""
+    window = statics.whole_number("window", 2**31, least=1, way_out="leave it out where there is no window")
+    return window if window < 2**31 else None
 
 
 def _attend(statics: Statics) -> ops.Attend:
@@ -144,7 +149,7 @@ def _attend(statics: Statics) -> ops.Attend:
         along,
         statics.dim(),
         causal=statics.dim_option("causal"),
-        window=statics.whole_number("window", 0),
+        window=_window(statics),
         scale=statics.number("scale", 1.0),
         softcap=statics.number("softcap", 0.0),
         lse=lse,

@@ -50,11 +50,13 @@ class Statics:
             raise self.wrong(f"{name} is a number", option.span, f"as in {name}={default:g}")
         return sign * float(value.value)
 
-    def whole_number(self, name: str, default: int) -> int:
+    def whole_number(self, name: str, default: int, least: int = 0, way_out: str | None = None) -> int:
         written = next((s for s in self.left if isinstance(s, syntax.OptionStatic) and s.name == name), None)
         value = self.number(name, default)
-        if not 0 <= value < 10**15 or value != int(value):
-            raise self.wrong(f"{name} is a whole number, not {value:g}", written.span if written else None)
+        if not least <= value < 10**15 or value != int(value):
+            kind = f"a whole number from {least} on" if least else "a whole number"
+            at, notes = written.span if written else None, () if way_out is None else (way_out,)
+            raise self.wrong(f"{name} is {kind}, not {value:g}", at, *notes)
         return int(value)
 
     def word(self, name: str, default: str, allowed: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ class Attend(Operation):
     along: str
     contracted: str
     causal: str | None = None
-    window: int = 0
+    window: int | None = None
     scale: float = 1.0
     softcap: float = 0.0
     lse: bool = False
@@ -62,9 +62,9 @@ class Attend(Operation):
         if self.causal is not None:
             made.append(OptionStatic("causal", dims_static([self.causal])))
         for name, value, default in (
-            ("window", self.window, 0), ("scale", self.scale, 1.0), ("softcap", self.softcap, 0.0),
+            ("window", self.window, None), ("scale", self.scale, 1.0), ("softcap", self.softcap, 0.0),
         ):  # fmt: skip
-            if value != default:
+            if value is not None and value != default:
                 made.append(OptionStatic(name, number_static(value)))
         return (*made, WordStatic(("lse",))) if self.lse else tuple(made)
 
@@ -79,7 +79,7 @@ class Attend(Operation):
 
     @property
     def has_window(self) -> bool:
-        return self.window > 0 or "window" in self.given
+        return self.window is not None or "window" in self.given
 
     def rows(self, q: Shape) -> Shape:
         """One number for each query: the log-sum-exp."""
@@ -239,7 +239,7 @@ class Attend(Operation):
                     "wrong-dimensions",
                     f"attend: causal={self.causal} numbers the queries, and {args[0].text}: {q} has no such dimension",
                 )
-            if self.window and "window" in self.given:
+            if self.window is not None and "window" in self.given:
                 raise misuse("wrong-operands", f"attend has two windows: window={self.window}, and the operand")
         elif self.has_window or "pos" in self.given:
             what = "a window" if self.has_window else "positions"

@@ -187,14 +187,14 @@ class Softmax(Operation):
     arity: ClassVar[tuple[int, int]] = (1, 2)
     dims: tuple[str, ...]
     causal: str | None = None
-    window: int = 0
+    window: int | None = None
 
     @property
     def statics(self) -> tuple[Static, ...]:
         made: list[Static] = [dims_static(self.dims)]
         if self.causal is not None:
             made.append(OptionStatic("causal", dims_static([self.causal])))
-        if self.window:
+        if self.window is not None:
             made.append(OptionStatic("window", number_static(self.window)))
         return tuple(made)
 
@@ -212,7 +212,7 @@ class Softmax(Operation):
                     " that of the keys, and causal names that of the queries",
                     "as in softmax[T, causal=L](s)",
                 )
-        elif self.window:
+        elif self.window is not None:
             raise misuse(
                 "wrong-operands",
                 f"softmax has a window only where it is causal: softmax[T, causal=L, window={self.window}]",
@@ -227,6 +227,13 @@ class Softmax(Operation):
         yield whole_row(args)
         fixed = {*self.dims, self.causal}
         yield from pass_through(args, results[0], (name for name in results[0].names if name not in fixed))
+
+
+def far_position(positions: int, queries: int, window: int | None) -> int | None:
+    """A position from which on so many queries all see the same of so many positions: all, or none in a window. None
+    where a query from there on may be at a position beyond int32, since the window is so large."""
+    far = positions + (window or 0)
+    return far if far + queries < 2**31 else None
 
 
 def require_positions(keyword: str, arg: Arg, over: Shape) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from math import prod
+from operator import sub
 from typing import ClassVar
 
 from shardwright.ir import ops
 from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.ops.indexing import page_of_row
+from shardwright.ir.ops.reductions import far_position
 from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Statement
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Dim, DType, Reduction, Shape
@@ -143,18 +146,49 @@ class _Rewriter:
         self.sizes[name] = size
         return name
 
-    def masked(self, scores: str, keys: str, causal: str, pos: Operand | None, window: int | Operand, name: str) -> str:
+    def masked(
+        self, scores: str, keys: str, causal: str, pos: Operand | None, window: int | Operand | None, name: str
+    ) -> str:
         """Scores of positions, given by `keys`, that a query does not see become -inf."""
         queries = self.index(causal, scores, f"{name}_queries")
+        width = window
+        if width is not None:
+            width = Number(str(width)) if isinstance(width, int) else self.of_two("maximum", width, 0, f"{name}_width")
         if pos is not None:
+            pos, width = self.near(scores, keys, causal, pos, width, name)
             queries = self.emit(ops.Add(), [queries, pos], f"{name}_positions")
         visible = self.emit(ops.Function("less_equal"), [keys, queries], f"{name}_visible")
-        if window:
-            width = Number(str(window)) if isinstance(window, int) else window
-            ends = self.emit(ops.Add(), [keys, width], f"{name}_window_ends")
-            near = self.emit(ops.Function("less"), [queries, ends], f"{name}_near")
+        if width is not None:  # an int32 is enough, but for queries before all positions, which see none anyway
+            starts = self.emit(ops.Sub(), [queries, width], f"{name}_window_starts")
+            near = self.emit(ops.Function("less"), [starts, keys], f"{name}_near")
             visible = self.emit(ops.Function("logical_and"), [visible, near], f"{name}_in_window")
         return self.emit(ops.Function("where"), [visible, scores, Number("-inf")], f"{name}_masked")
+
+    def near(
+        self, scores: str, keys: str, causal: str, pos: Operand, width: Operand | None, name: str
+    ) -> tuple[Operand, Operand | None]:
+        """The position of the first query and the width of the window, no further from the keys than they see anything
+        else there, so that no query's position is beyond int32."""
+        n_queries = self.scope.type_of(scores).shape.size(causal)
+        n = prod(dim.size for dim in self.scope.type_of(keys).shape.dims)
+        if width is None or isinstance(width, Number):
+            far = far_position(n, n_queries, None if width is None else int(width.value))
+            if far is not None:
+                return self.of_two("minimum", pos, far, f"{name}_pos"), width
+        here = self.of_two("minimum", pos, n, f"{name}_pos")
+        beyond = self.of_two("sub", pos, here, f"{name}_beyond")
+        left = self.of_two("sub", width, beyond, f"{name}_width_left")
+        left = self.of_two("minimum", left, n + n_queries, f"{name}_width_at_most")
+        return here, self.of_two("maximum", left, 0, f"{name}_width_seen")
+
+    def of_two(self, name: str, left: Operand | None, right: Operand | int, wish: str) -> Operand:
+        """The result of `minimum`, `maximum` or `sub` of two int32; a number where both are."""
+        assert left is not None
+        right = Number(str(right)) if isinstance(right, int) else right
+        if isinstance(left, Number) and isinstance(right, Number):
+            values = ((int(number.value) + 2**31) % 2**32 - 2**31 for number in (left, right))
+            return Number(str({"minimum": min, "maximum": max, "sub": sub}[name](*values)))
+        return self.emit(ops.Sub() if name == "sub" else ops.Function(name), [left, right], wish)
 
     def in_f32(self, operand: str, wish: str) -> str:
         shape = self.shape(operand)

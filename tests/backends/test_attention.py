@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from combinations import all_with_slow
+from interpreted_kernels import on_a_tpu
 from oracles.attention import attended, close
 from oracles.gradients import check_gradients
 from oracles.torch_blocks import computed
@@ -283,6 +284,51 @@ def test_a_query_that_sees_nothing_gives_zeros() -> None:
         for result in found:
             assert (np.asarray(result)[0] == 0).all()
             close(np.asarray(result)[1], np.broadcast_to(arrays["v"][1, 0][None, :, None], (4, 2, 3, 4)), 1e-6)
+
+
+LEAST, MOST = -(2**31), 2**31 - 1
+
+FAR = {
+    "positions": (Case(causal=True, pos="B"), [{"pos": [MOST, LEAST]}, {"pos": [MOST - 2, -1]}]),
+    "a small window": (Case(causal=True, pos="B", window=3), [{"pos": [MOST, LEAST]}, {"pos": [9, 12]}]),
+    "a great window": (Case(causal=True, pos="B", window=MOST), [{"pos": [MOST, LEAST]}, {"pos": [MOST - 9, -1]}]),
+    "a greater window": (Case(causal=True, pos="B", window=2**31 + 5), [{"pos": [5, 2]}]),
+    "windows from the first position": (Case(causal=True, window="B"), [{"window": [MOST, LEAST]}]),
+    "windows and lengths": (
+        Case(causal=True, pos="B", length="B", window="B"),
+        [
+            {"pos": [MOST, MOST], "length": [MOST, 8], "window": [MOST, LEAST]},
+            {"pos": [-1, LEAST], "length": [MOST, 8], "window": [MOST, MOST]},
+            {"pos": [9, 4], "length": [7, LEAST], "window": [4, MOST]},
+        ],
+    ),
+}
+"""Positions, lengths and windows at both ends of int32."""
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_positions_at_the_ends_of_int32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, given = FAR[name]
+    made, laid = case.program(lse=True), explicit(case.program({"T": "x", "K": "y"}))
+    decomposed = run_passes(made, [Decompose(attend=True)])
+    for each in given:
+        far = {operand: np.array(values, np.int64) for operand, values in each.items()}
+        arrays = {**case.arrays(6), **far}
+        wanted = case.wanted(arrays)
+        arrays |= {operand: values.astype(np.int32) for operand, values in far.items()}
+        for program_of in (made, decomposed):
+            for ours, theirs in zip(evaluate(program_of, "f", arrays)[0], wanted, strict=True):
+                close(ours, theirs)
+        for ours, theirs in zip(computed(made, made.func("f"), arrays), wanted, strict=True):
+            close(ours.numpy(), theirs, 1e-5)
+        close(simulate(laid, "f", arrays).results[0], wanted[0])
+        close(run_program(laid, "f", arrays)[0][0], wanted[0], 1e-5)
+        with monkeypatch.context() as patch:
+            small_blocks(patch)
+            close(run_program(explicit(case.program()), "f", arrays)[0][0], wanted[0], 1e-5)
+        with monkeypatch.context() as patch:
+            on_a_tpu(patch)
+            close(run_program(laid, "f", arrays)[0][0], wanted[0], 1e-5)
 
 
 def test_bytes_of_a_partial_softmax() -> None:

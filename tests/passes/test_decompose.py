@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from program_text import program
 
+from shardwright.backends.jax.session import run_program
 from shardwright.backends.simulation.random_inputs import random_inputs
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.compiling.compile_program import print_program
 from shardwright.ir import ops
 from shardwright.ir.program import Let
+from shardwright.ir.verification.completion import complete
 from shardwright.passes.compiling.decompose import Decompose
 
 CASES = {
@@ -25,6 +27,7 @@ CASES = {
     "rmsnorm": ("x: f32 BE, g: f32 E", "rmsnorm[E, eps=1e-6](x, g)", "f32 BE"),
     "rmsnorm of two dimensions": ("x: f32 BLE", "rmsnorm[LE](x)", "f32 BLE"),
     "argmax": ("x: f32 BV", "argmax[V](x)", "int32 B"),
+    "causal softmax in a window": ("s: f32 BLT, p: int32 B", "softmax[T, causal=L, window=3](s, p)", "f32 BLT"),
     "rotary from a position": ("x: f32 BLD, p: int32", "rotary[D, base=100, style=neox](x, p)", "f32 BLD"),
 }
 
@@ -54,6 +57,28 @@ def test_nothing_is_left_to_decompose(name: str) -> None:
     assert Decompose().run(once) == once
     left = {type(s.operation) for s, _ in once.funcs[0].walk() if isinstance(s, Let)}
     assert not left & {ops.Softmax, ops.Layernorm, ops.Rmsnorm, ops.Argmax}
+
+
+@pytest.mark.parametrize("window", ["", ", window=3", ", window=2147483647", ", window=4294967296"])
+@pytest.mark.parametrize("pos", [None, 2**31 - 1, 2**31 - 3, 5])
+def test_masks_at_the_ends_of_int32(pos: int | None, window: str) -> None:
+    """Decomposed and under JAX; a query that sees nothing has NaN everywhere."""
+    params, given = ("", "") if pos is None else (", p: int32", ", p")
+    before = program(
+        f"mesh x=2\ndim L=4 T=8\n"
+        f"func f(s: f32 LT{params}) -> f32 LT {{\n  return softmax[T, causal=L{window}](s{given})\n}}"
+    )
+    inputs = dict(random_inputs(before, "f", 0).args) | ({} if pos is None else {"p": np.int32(pos)})
+    with np.errstate(invalid="ignore"):
+        (wanted,), _ = evaluate(before, "f", inputs)
+        (found,), _ = evaluate(Decompose().run(before), "f", inputs)
+    first, width = pos or 0, int(window.partition("=")[2] or 2**31)
+    width = width if width < 2**31 else 2**40
+    seen = [[l + first - width < t <= l + first for t in range(8)] for l in range(4)]  # noqa: E741
+    assert (np.nan_to_num(np.asarray(wanted, np.float64)) > 0).tolist() == seen
+    np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(wanted, np.float64), rtol=1e-12)
+    (found,), _ = run_program(complete(before), "f", inputs)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted, np.float32), rtol=1e-5)
 
 
 TOPK = """mesh x=2 y=2

@@ -109,7 +109,7 @@ def sparse_attention(
     t = torch.arange(keys.shape[1], device=keys.device)
     scores = torch.matmul(queries.float(), keys.float().mT) * operation.scale
     before = t < at
-    if operation.window:
+    if operation.window is not None:
         before = before & (t > at - operation.window)
     kept = torch.ceil(share * before.sum(-1, keepdim=True)).clamp(min=1)
     chosen, where = torch.where(before, scores, -math.inf).topk(int(kept.max()), dim=-1)

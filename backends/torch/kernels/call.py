@@ -128,7 +128,7 @@ def axes(value: NamedTensor, dims: Sequence[str]) -> tuple[int, ...]:
 
 
 def visible(
-    call: TensorCall, t: Tensor, queries: tuple[NamedTensor, str] | None, window: Tensor | int,
+    call: TensorCall, t: Tensor, queries: tuple[NamedTensor, str] | None, window: Tensor | int | None,
     names: Sequence[str], pos: Tensor | int = 0, length: Tensor | int | None = None,
 ) -> Tensor | None:  # fmt: skip
     """Tells which positions t queries see, aligned to `names`, extent 1 where a dimension does not matter: those up to
@@ -138,7 +138,7 @@ def visible(
         last = call.named(call.positions(*queries, names), "last")
         last = last if isinstance(pos, int) and pos == 0 else call.named(last + pos, "last")
         seen.append(t <= last)
-        if not isinstance(window, int) or window:
+        if window is not None:
             seen.append(t > last - window)
     if length is not None:
         seen.append(t < length)

@@ -248,7 +248,7 @@ def _attend(operation: ops.Attend, operands: Operands, result: Shape, sparse: fl
         if key not in common:
             common[key] = at, int(at.min()), int(at.max())
         _, first, last = common[key]
-        stop = min(last + L, k.size(T))
+        stop = max(1, min(last + L, k.size(T)))
         start, made = 0, operation
         if windows:
             key = "window", tensors[4].data_ptr()
@@ -258,9 +258,10 @@ def _attend(operation: ops.Attend, operands: Operands, result: Shape, sparse: fl
                 made = replace(operation, window=width, given=("pos",))
         window = made.window
         chosen = sparse < 1.0 and L == 1
-        if not chosen and first == last and (L == 1 or (not first and (not window or window >= L))):
-            start = max(0, stop - window) if window else 0
-            made = replace(made, window=0, given=(), causal=operation.causal if L > 1 else None)
+        inside = first >= 0 and (window is None or last + L <= k.size(T))
+        if not chosen and inside and first == last and (L == 1 or (not first and (window is None or window >= L))):
+            start = 0 if window is None else max(0, stop - window)
+            made = replace(made, window=None, given=(), causal=operation.causal if L > 1 else None)
         pieces = (given[0], *(t.narrow(a, start, stop - start) for t, a in zip(given[1:], axes, strict=True)))
         named = [NamedTensor(t, s.names, s.dtype) for t, s in zip(pieces, (q, k, v), strict=True)]
         args: list[Argument] = [*named]

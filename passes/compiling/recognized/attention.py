@@ -150,7 +150,7 @@ class _Mask:
 
     scores: str
     causal: str | None = None
-    window: int = 0
+    window: int | None = None
     of_window: str | None = None
     """The dimension of queries whose window it is."""
     given: dict[str, str] = field(default_factory=dict[str, str])
@@ -170,11 +170,11 @@ class _Mask:
             self.causal = query
             return key == along and query not in (None, along)
         gap = reader.of(left, ops.Sub)
-        if gap is not None and not self.window:
+        if gap is not None and self.window is None:
             query, key = (_positions(reader, each) for each in gap.operands)
             self.of_window = query
             self.window = int(right.value) + (not strict) if isinstance(right, Number) else 0
-            return self.window > 0 and key == along and query not in (None, along)
+            return 0 < self.window < 2**31 and key == along and query not in (None, along)
         if _positions(reader, left) != along or not isinstance(right, str):
             return False
         query = _positions(reader, right)
@@ -212,7 +212,7 @@ def _masked(reader: Reader, name: str, along: str) -> _Mask | None:
             return None
     if added is not None and made.given:  # a row that sees nothing has other weights then
         return None
-    return None if made.window and made.causal != made.of_window else made
+    return None if made.window is not None and made.causal != made.of_window else made
 
 
 def _conjuncts(reader: Reader, mask: str) -> Iterator[str]:
