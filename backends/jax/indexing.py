@@ -184,11 +184,13 @@ def lower_update(
 
     # The index arrays broadcast against each other over `over`: the positions' dimensions and the written one.
     over = [name for name in cache.names if name in batch or (name == operation.dim and written is not None)]
-    start = aligned(terms[2], over, DType.INT32)
+    start = place = aligned(terms[2], over, DType.INT32)
+    if operation.wrap:
+        place = f"({wrapped(start, cache, operation.dim)})"
     if written is not None:
         steps = spread(f"lax.iota(jnp.int32, {lowering.size(new, written)})", (operation.dim,), over)
-        start = steps if start == "0" else f"{start} + {steps}"
-    place = f"({wrapped(f'({start})', cache, operation.dim)})" if operation.wrap else start
+        place = steps if start == "0" else f"{place} + {steps}"
+        place = f"({wrapped(f'({place})', cache, operation.dim)})" if operation.wrap else place
     places = {operation.dim: place, **{name: aligned(term, over, DType.INT32) for name, term in others.items()}}
     index, taken = _index(whole.names, loops, places, batch, over, cache, lowering)
     rows = transposed(terms[1].code, [own.index(name) for name in taken])

@@ -339,6 +339,17 @@ def test_update_at_positions(signature: str) -> None:
     check(body(signature, "r = update[T](c, n, p)", "return r"), p=np.array([0, 6, 2, 9]))
 
 
+@pytest.mark.parametrize(
+    "signature",
+    ["(c: f32 BT, n: f32 BL, p: int32) -> f32 BT", "(c: f32 B_xT_yD, n: f32 B_xLD, p: int32 B_x) -> f32 B_xT_yD"],
+)
+@pytest.mark.parametrize("options", ["T", "T, wrap=true"])
+def test_update_at_the_ends_of_int32(signature: str, options: str) -> None:
+    shape = (4,) if "int32 B" in signature else ()
+    given = [{"p": np.full(shape, p)} for p in (2**31 - 1, 2**31 - 2, -(2**31))]
+    check_each(body(signature, f"r = update[{options}](c, n, p)", "return r"), given)
+
+
 @pytest.mark.parametrize("options", ["TH", "TH, wrap=true"])
 @pytest.mark.parametrize(
     "signature",
