@@ -204,7 +204,7 @@ def _rotary(operation: ops.Rotary, call: Call) -> Array:
     positions = like(call.args[1], DType.INT32, others, call.setting)
     along = operation.positions_dim([arg_of(arg) for arg in call.args])
     if along is not None:
-        positions = positions + positions_along(value.kind, along, others, call.setting)
+        positions = (positions + positions_along(value.kind, along, others, call.setting)).astype(np.int32)
     wide = x.dtype
     angles = positions[..., None].astype(wide) * frequencies.astype(wide)
     cos, sin = np.cos(angles), np.sin(angles)

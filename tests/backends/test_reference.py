@@ -208,6 +208,13 @@ def test_rotary(style: str, pairs: list[tuple[int, int]]) -> None:
     close(run("x: f32 AD, p: int32 -> f32 AD", f"rotary[{statics}, seq=A](x, p)", x=x, p=np.array(7)), wanted)
 
 
+def test_rotary_counts_positions_in_int32() -> None:
+    x, last = normal(3, 6), 2**31 - 1
+    found = run("x: f32 LD, p: int32 -> f32 LD", "rotary[D, base=100](x, p)", x=x, p=np.array(last))
+    wanted = turned(x, NEOX, np.array([last, -last - 1, -last]), FREQUENCIES)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_rotary_of_a_part() -> None:
     x, pos = normal(3, 6), np.array([1, 2, 3])
     found = run("x: f32 LD, p: int32 L -> f32 LD", "rotary[D, base=100, rotated=4](x, p)", x=x, p=pos)

@@ -82,7 +82,7 @@ def _rotary(operation: ops.Rotary, call: TensorCall) -> Tensor:
     at = call.operand(1, DType.INT32, others)
     along = operation.positions_dim([as_arg(arg) for arg in call.args])
     if along is not None:
-        at = at + call.positions(value, along, others)
+        at = (at + call.positions(value, along, others)).to(call.torch.int32)
     angles = functions.angles(at, frequencies)
     made = functions.turned(aligned(value, last), angles, rotated, operation.style == "neox")
     return aligned(NamedTensor(made, last, value.dtype), value.names)
