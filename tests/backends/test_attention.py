@@ -331,6 +331,27 @@ def test_positions_at_the_ends_of_int32(name: str, monkeypatch: pytest.MonkeyPat
             close(run_program(laid, "f", arrays)[0][0], wanted[0], 1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 3, 20])
+@pytest.mark.parametrize("operand", [False, True])
+def test_one_query_beyond_the_positions_under_torch(window: int | None, operand: bool) -> None:
+    """Where all rows are at one position, before the first or behind the last."""
+    static = "" if window is None or operand else f", window={window}"
+    param, given = (", w: int32", ", window=w") if operand else ("", "")
+    made = program(
+        f"dim B=2 L=1 T=8 K=2 D=4\nfunc f(q: f32 BLKD, k: f32 BTKD, pos: int32 B{param}) -> f32 BLKD {{\n"
+        f"  return attend[T, D, causal=L{static}](q, k, k, pos=pos{given})\n}}\n"
+    )
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Array] = {
+        name: rng.standard_normal((2, n, 2, 4)).astype(np.float32) for name, n in (("q", 1), ("k", 8))
+    }
+    arrays["w"] = np.array(window or 0, np.int32)
+    for pos in (LEAST, -1, 0, 4, 7, 8, 9, 11, 30, MOST):
+        arrays["pos"] = np.full(2, pos, np.int32)
+        (wanted,), _ = evaluate(made, "f", {value.name: arrays[value.name] for value in made.func("f").params})
+        close(computed(made, made.func("f"), arrays)[0].numpy(), np.asarray(wanted), 1e-5)
+
+
 def test_bytes_of_a_partial_softmax() -> None:
     """Those of both halves: 2 bytes for each element and 4 for each row."""
     made = program(

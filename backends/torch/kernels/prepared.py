@@ -258,7 +258,7 @@ def _attend(operation: ops.Attend, operands: Operands, result: Shape, sparse: fl
                 made = replace(operation, window=width, given=("pos",))
         window = made.window
         chosen = sparse < 1.0 and L == 1
-        inside = first >= 0 and (window is None or last + L <= k.size(T))
+        inside = first >= 0 and (window is None or last + L <= k.size(T)) and "window" not in made.given
         if not chosen and inside and first == last and (L == 1 or (not first and (window is None or window >= L))):
             start = 0 if window is None else max(0, stop - window)
             made = replace(made, window=None, given=(), causal=operation.causal if L > 1 else None)
@@ -269,8 +269,8 @@ def _attend(operation: ops.Attend, operands: Operands, result: Shape, sparse: fl
             return rounded(
                 sparse_attention(made, named, NamedTensor(at, pos.names, pos.dtype), sparse, result.names), result.dtype
             )
-        if made.given:
-            args.append(NamedTensor(at, pos.names, pos.dtype))
+        masks = list(zip(tensors[3:], (pos, *windows), strict=True))[: len(made.given)]
+        args += [NamedTensor(tensor, shape.names, shape.dtype) for tensor, shape in masks]
         return compute(made, args, [result], at.device)[0].tensor
 
     return run
