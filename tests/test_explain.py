@@ -54,8 +54,8 @@ def test_a_program_and_its_module(shardwright: Run, tmp_path: Path) -> None:
     assert explained["target"] == "cpu"
     (func,) = explained["functions"]
     assert list(func) == [
-        "name", "collectives", "bytes_received", "all_trips", "written_bytes_received", "argument_bytes", "temporary_bytes",
-        "output_bytes", "predicted_peak_bytes", "kernels", "moved_bytes", "compile_s", "faults",
+        "name", "collectives", "bytes_received", "all_trips", "written_bytes_received", "argument_bytes",
+        "temporary_bytes", "output_bytes", "predicted_peak_bytes", "kernels", "moved_bytes", "compile_s", "faults",
     ]  # fmt: skip
     assert [(c["op"], c["axes"], c["trips"], c["statements"]) for c in func["collectives"]] == [
         ("all_gather", ["y"], 1, ["x_gathered"]),
