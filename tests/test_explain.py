@@ -171,6 +171,7 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
                     },
                 ],
                 "bytes_received": 128,
+                "all_trips": True,
                 "written_bytes_received": None,
                 "argument_bytes": None,
                 "temporary_bytes": None,

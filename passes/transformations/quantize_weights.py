@@ -78,8 +78,7 @@ class QuantizeWeights(Pass):
     A group never crosses chips: it shrinks to the largest divisor of what a chip holds, in a layout that is left open
     of what it could be split into; a weight with fewer than 4 elements in one is int8. Scales of open weights are open.
     Floating-point weights of two dimensions or more are quantized where every use is a contraction over the same
-    dimensions; an embedding that is looked up, and the scale of a norm, stay. `quantization` says how, `quantize` does
-    it.
+    dimensions; embeddings that are looked up and scales of norms stay. `quantization` says how, `quantize` does it.
     """
 
     name: ClassVar[str] = "quantize-weights"
