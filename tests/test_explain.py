@@ -157,6 +157,7 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
                         "source": "a.py:3",
                         "beside": [],
                         "beside_s": None,
+                        "branches": [],
                     },
                     {
                         "op": "all_reduce",
@@ -168,6 +169,7 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
                         "source": None,
                         "beside": [],
                         "beside_s": None,
+                        "branches": [],
                     },
                 ],
                 "bytes_received": 128,
@@ -243,6 +245,33 @@ def arrays_of(mesh: Any) -> Callable[..., Any]:
 def mesh_of(**sizes: int) -> Any:
     devices = np.array(jax.devices()[: math.prod(sizes.values())]).reshape(tuple(sizes.values()))
     return jax.sharding.Mesh(devices, tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * len(sizes))
+
+
+def test_of_branches_the_one_that_receives_most_counts() -> None:
+    """Also of those within it."""
+
+    def body(number: Any, a: Any, b: Any) -> Any:
+        def much() -> Any:
+            more = jax.lax.cond(b[0, 0] > 0, lambda: jax.lax.psum(b, "x"), lambda: b * 2.0)
+            return jax.lax.psum(a, ("x", "y")) + more
+
+        return jax.lax.cond(number > 0, lambda: jax.lax.psum(a, "x"), much)
+
+    mesh = mesh_of(x=4, y=2)
+    whole = PartitionSpec()
+    function = jax.shard_map(body, mesh=mesh, in_specs=(whole,) * 3, out_specs=whole, check_vma=False)
+    array = arrays_of(mesh)
+    args = (
+        jax.ShapeDtypeStruct((), np.dtype("i4"), sharding=NamedSharding(mesh, whole)),
+        array((16, 16)),
+        array((16, 16)),
+    )
+    explained = explain(function, args=args)
+    (func,) = explained.functions
+    of_four, of_eight = 2 * 1024 * 3 // 4, 2 * 1024 * 7 // 8
+    assert sorted(c.bytes_received for c in func.collectives) == [of_four, of_four, of_eight]
+    assert func.bytes_received == of_eight + of_four
+    assert repr(explained).startswith("body on cpu: a chip receives 3.33 kB in the branches that receive most\n")
 
 
 def test_a_resharding_that_gathers_all() -> None:

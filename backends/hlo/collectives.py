@@ -11,8 +11,9 @@ R bytes of result on a device, K devices in a group:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 
 from shardwright.backends.hlo.groups import Groups, groups_of, pairs_of
 from shardwright.backends.hlo.mesh_axes import axes_of_groups, axes_of_pairs
@@ -38,6 +39,11 @@ _FUSED_SCATTER = ("all-reduce-scatter", "AllReduceScatterFusion")
 """Names of the TPU's compiler for its own reduce-scatter, an all-reduce with a slice: the computation, the emitter."""
 
 
+Branches = tuple[tuple[int, int], ...]
+"""Conditionals around a computation, the outermost first, by numbers of their own, each with the branch that it is in.
+Of the branches of one only one runs."""
+
+
 @dataclass(frozen=True)
 class CompiledCollective:
     """A collective of a module: what it is, whom it joins, what a device receives for it once, and how often it runs.
@@ -60,6 +66,8 @@ class CompiledCollective:
     """An all-reduce of which each device keeps its part only, a reduce-scatter in all but name."""
     needed_once: int | None = None
     """The bytes that are needed of what a gather brings, where these are less (`backends.hlo.gathered_parts`)."""
+    branches: Branches = ()
+    """The branches that it runs in."""
 
     @property
     def bytes(self) -> int:
@@ -89,27 +97,43 @@ def collectives_of(module: HloModule) -> list[CompiledCollective]:
     Raises `HloError` where one has no groups.
     """
     found: list[CompiledCollective] = []
-    for computation, trips, scattered in executed(module):
+    for computation, trips, scattered, branches in executed(module):
         for instruction in computation.instructions.values():
             op = WORDS.get(instruction.opcode.removesuffix("-start"))
             if op is not None and not goes_on(computation, instruction):
                 made = _collective(module, computation, instruction, op, trips, scattered)
                 if made.bytes_once:
-                    found.append(made)
+                    found.append(replace(made, branches=branches))
     return found
 
 
-def executed(module: HloModule) -> Iterator[tuple[Computation, int | None, Instruction | None]]:
-    """Every computation that runs, once for each place that it is called from: with how often that is, and the fusion
-    of an all-reduce with a slice that it belongs to, if any."""
-    yield from _executed(module, module.entry, 1, None)
+def most(found: Sequence[tuple[Branches, int]]) -> int:
+    """The sum of numbers that computations have, of the branches of a conditional the largest."""
+    total = sum(number for branches, number in found if not branches)
+    ways: dict[int, dict[int, list[tuple[Branches, int]]]] = {}
+    for branches, number in found:
+        if branches:
+            (conditional, branch), *inner = branches
+            ways.setdefault(conditional, {}).setdefault(branch, []).append((tuple(inner), number))
+    return total + sum(max(map(most, each.values())) for each in ways.values())
+
+
+def executed(module: HloModule) -> Iterator[tuple[Computation, int | None, Instruction | None, Branches]]:
+    """Every computation that runs, once for each place that it is called from: with how often that is, the fusion of an
+    all-reduce with a slice that it belongs to, if any, and the branches that it is in."""
+    yield from _executed(module, module.entry, 1, None, (), count())
 
 
 def _executed(
-    module: HloModule, name: str, trips: int | None, scattered: Instruction | None
-) -> Iterator[tuple[Computation, int | None, Instruction | None]]:
+    module: HloModule,
+    name: str,
+    trips: int | None,
+    scattered: Instruction | None,
+    branches: Branches,
+    numbers: Iterator[int],
+) -> Iterator[tuple[Computation, int | None, Instruction | None, Branches]]:
     computation = module.computations[name]
-    yield computation, trips, scattered
+    yield computation, trips, scattered, branches
     for instruction in computation.instructions.values():
         called = [callee for callee in instruction.called if callee in module.computations]
         if not called or instruction.opcode.removesuffix("-start") in WORDS or instruction.opcode in LATER_PARTS:
@@ -119,8 +143,10 @@ def _executed(
             own = trips_of(module, computation, instruction)
             times = None if own is None or trips is None else trips * own
         fused = instruction if _is_fused_scatter(instruction) else scattered
-        for callee in called:
-            yield from _executed(module, callee, times, fused)
+        number = next(numbers)
+        for branch, callee in enumerate(called):
+            inside = (*branches, (number, branch)) if instruction.opcode == "conditional" else branches
+            yield from _executed(module, callee, times, fused, inside, numbers)
 
 
 def goes_on(computation: Computation, instruction: Instruction) -> bool:

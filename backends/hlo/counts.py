@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of
+from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of, most
 from shardwright.backends.hlo.module import HloError, parse
 
 
@@ -21,8 +21,8 @@ class Counts:
 
     @property
     def bytes(self) -> int:
-        """Bytes that a device receives."""
-        return sum(c.bytes for c in self.collectives)
+        """Bytes that a device receives, in the branches that receive most."""
+        return most([(c.branches, c.bytes) for c in self.collectives])
 
     @property
     def bytes_with_reduce_scatters(self) -> int:

@@ -366,6 +366,7 @@ def _collective_reports(
                 tuple(dict.fromkeys(statement.name for statement in statements if statement.name)),
                 f"{file}:{place[1]}" if place else None,
                 beside.get(collective.name, ()),
+                branches=collective.branches,
             )
         )
     return tuple(reports)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardwright.backends.hlo.collectives import Branches
     from shardwright.backends.hlo.kernels import CompiledKernel
     from shardwright.ir.diagnostics import DiagnosticError
 
@@ -30,10 +31,15 @@ class CollectiveReport:
     source: str | None
     beside: tuple[str, ...] = ()
     beside_s: float | None = None
+    branches: Branches = ()
+    """The branches that it runs in: conditionals by numbers of their own, the outermost first, each with its branch."""
 
     def as_json(self) -> dict[str, Any]:
         """The keys that `explain --json` promises."""
-        lists = {"axes": list(self.axes), "statements": list(self.statements), "beside": list(self.beside)}
+        lists = {
+            "axes": list(self.axes), "statements": list(self.statements), "beside": list(self.beside),
+            "branches": [list(each) for each in self.branches],
+        }  # fmt: skip
         return {**self.__dict__, **lists}
 
     @property
@@ -123,7 +129,10 @@ class FunctionReport:
 
     @property
     def bytes_received(self) -> int:
-        return sum(collective.bytes_received for collective in self.collectives)
+        """Of the branches of a conditional those of the one that receives most."""
+        from shardwright.backends.hlo.collectives import most
+
+        return most([(collective.branches, collective.bytes_received) for collective in self.collectives])
 
     @property
     def all_trips(self) -> bool:
@@ -169,6 +178,8 @@ class FunctionReport:
 
         on = f" on {target}" if target else ""
         head = f"{self.name}{on}: a chip receives {bytes_text(self.bytes_received)}"
+        if any(collective.branches for collective in self.collectives):
+            head += " in the branches that receive most"
         if not self.all_trips:
             head += " in one trip of loops of which the module does not say how many they make"
         if self.written_bytes_received is not None:
