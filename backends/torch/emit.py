@@ -81,6 +81,13 @@ class _View:
     version: int = 0
 
 
+_PLACES = {
+    "tensor": "on the device", "far": "away from the device", "going": "on its way to the device",
+    "leaving": "on its way from the device",
+}  # fmt: skip
+"""Kinds of views in words."""
+
+
 def emit(program: Program, header: Sequence[str] = ()) -> str:
     """The Python source of a module that imports torch alone. `header` lines go into its docstring.
 
@@ -281,9 +288,8 @@ class _Function:
         following = [self.far_alone(inner[name]) for name in loop.following]
         for old, new, carry in zip(carried, following, loop.carries, strict=True):
             if old.kind != new.kind:
-                raise _unsupported(
-                    f"{carry.value.name}, which is in one memory before the loop and in another after it"
-                )
+                said = f"which is {_PLACES[old.kind]} before the loop and {_PLACES[new.kind]} at its end"
+                raise _unsupported(f"{carry.value.name}, {said}", "carry it on the device")
         codes = [f"{view.code}.clone()" if view.live else view.code for view in following]
         if carried:
             names, line = [view.code for view in carried], f"{deeper}{', '.join(v.code for v in carried)} ="

@@ -207,3 +207,13 @@ def test_digits_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     file.write_text(ONE)
     assert main(["compile", str(file), "--to", "torch", "--edges", "digits"]) == 2
     assert "--to torch goes with neither --edges digits nor --target" in capsys.readouterr().err
+
+
+def test_what_a_loop_carries_in_two_memories_is_refused() -> None:
+    text = (
+        "dim N=2 B=2 T=6 D=2\nstate { k: f32 BTD on host }\nfunc f(x: f32 BD on host) -> f32 BD on host {\n"
+        "  y = loop[N](h: f32 BD on host = x) {\n    o: f32 BD on host = attend[T, D](h, k, k)\n    next o\n  }\n"
+        "  return y\n}\n"
+    )
+    where = "which is on the device before the loop and away from the device at its end"
+    assert refused(text) == f"PyTorch modules have no form for h, {where}"
