@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.choosing.axis_groups import axis_groups
 from shardwright.cost.choosing.factors import FORBIDDEN
 from shardwright.cost.choosing.layout_problem import Within
-from shardwright.cost.choosing.program_layouts import axis_groups
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.factor_graph import GraphSolution
     from shardwright.cost.choosing.layout_problem import LayoutProblem
-    from shardwright.cost.choosing.placement import LayoutSolution, Solver
+    from shardwright.cost.choosing.layout_solution import LayoutSolution
+    from shardwright.cost.choosing.placement import Solver
 
 States = NDArray[np.int64]
 """What each axis does to each variable: [variables, axes], numbers of `Coding`."""

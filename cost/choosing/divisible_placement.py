@@ -12,7 +12,8 @@ from shardwright.cost.choosing.layout_problem import (
     PlacementOptions,
     ValueNode,
 )
-from shardwright.cost.choosing.placement import Effort, LayoutSolution, Solver
+from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
+from shardwright.cost.choosing.placement import Solver
 from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.work_limit import OutOfWorkError
 from shardwright.ir.diagnostics import DiagnosticError

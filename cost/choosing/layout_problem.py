@@ -22,7 +22,7 @@ from shardwright.ir.types import Shape, ValueType
 from shardwright.ir.walk import Position
 
 if TYPE_CHECKING:
-    from shardwright.cost.choosing.placement import CostTables
+    from shardwright.cost.choosing.layout_solution import CostTables
     from shardwright.cost.choosing.program_problems import ProgramProblems
 
 Location = tuple[str, Position]

@@ -16,7 +16,8 @@ from itertools import combinations
 
 from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_problem import PlacementOptions
-from shardwright.cost.choosing.placement import Effort, LayoutSolution, Solver
+from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
+from shardwright.cost.choosing.placement import Solver
 from shardwright.cost.choosing.program_problems import ProgramProblems, on_axes
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import fault

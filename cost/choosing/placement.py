@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -27,25 +27,20 @@ from shardwright.cost.choosing.layout_problem import (
     Equal,
     Group,
     LayoutProblem,
-    Location,
     LoopSlice,
     MadeTree,
     NotPartial,
-    PlacementOptions,
     StrategyTable,
-    UseKey,
     UsesTree,
     ValueNode,
 )
+from shardwright.cost.choosing.layout_solution import CostTables, Effort, LayoutSolution
 from shardwright.cost.choosing.layouts import Moves, moving_costs
 from shardwright.cost.choosing.program_layouts import repeated_work
-from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
+from shardwright.cost.choosing.work_limit import OutOfWorkError
 from shardwright.cost.movements.movement import Collective
 from shardwright.ir.diagnostics import DiagnosticError, fault
-from shardwright.ir.digits import Order
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
-
-__all__ = ["LayoutSolution", "Location", "PlacementOptions", "UseKey", "ValueNode"]
 
 MOVING_ENTRIES = 100
 """What pricing one movement between layouts counts for, in entries of a table of costs that are looked at."""
@@ -63,60 +58,8 @@ TIE = 2.0**-13
 """What a communicating step weighs against the least difference in bytes: thousands of steps stay below it."""
 
 
-@dataclass(frozen=True)
-class LayoutSolution:
-    """A solved layout problem."""
-
-    nodes: list[ValueNode]
-    defined: dict[tuple[Location, str], ValueNode]
-    """Nodes by the statement (or function) that defines them, by identity, and their name."""
-    kinds: dict[int, TensorType]
-    """The chosen type of each variable."""
-    by_use: dict[UseKey, tuple[ValueNode, int]]
-    trees: dict[ValueNode, list[tuple[TensorType, TensorType]]]
-    """For each node (by identity) the movements from home, parents first."""
-    bytes_received: float
-    solution: GraphSolution
-    steps: float
-    bound_bytes: float | None
-    """Bytes received at least, whatever the layouts; None where nothing is proved of that."""
-    orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
-    """The first digits of dimensions that cost and bound are of, edges included; `bytes_received` has no edges."""
-    shared_edges: bool = True
-    """Tells whether with edges apart (`PlacementOptions`) cost and choice might be others."""
-    relaxed: LayoutSolution | None = None
-    """The best layouts if their digits did not have to agree, where they cannot: the bound of these alone is one of all
-    that agree, of which some are left out."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much choosing may do: `limit` bounds the work of a proof, `end` the time, in seconds of the monotonic clock.
-    Without `proof` what a few axes at a time find has to do, with those in two groups first where it is to be
-    `thorough`. Where it is `needed` a first choice may take longer than to the `end`. `start` is a choice to begin
-    with, if there is one. What costs the `cutoff` or more does not matter, however much more."""
-
-    limit: WorkLimit = field(default_factory=WorkLimit)
-    end: float = math.inf
-    proof: bool = True
-    thorough: bool = False
-    needed: bool = True
-    start: LayoutSolution | None = None
-    cutoff: float = math.inf
-
-
 Rows = tuple[list[int], NDArray[np.int64], NDArray[np.float64]]
 """A table's variables, its rows of layouts by their numbers in the groups, and their work."""
-
-
-@dataclass(frozen=True)
-class CostTables:
-    """A problem in costs, but for those at edges: what each variable can be, the movements in each group, and factors,
-    each with what it is of."""
-
-    choices: list[NDArray[np.int64]]
-    moves: dict[Group, Moves]
-    factors: list[tuple[Entry | None, Factor]]
 
 
 def _tree_variables(entry: MadeTree | UsesTree) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.cost.choosing.axis_groups import axis_groups
 from shardwright.cost.choosing.layout_codes import MAX, SOFTMAX, SUM, WHOLE, Codes, StateNumbering
 from shardwright.cost.choosing.layout_problem import (
     Equal,
@@ -31,12 +32,11 @@ from shardwright.cost.choosing.layout_problem import (
     ValueNode,
     Within,
 )
-from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.operation import Arg, AxisRow, Number, Operation
 from shardwright.ir.ops import Attend, Max, Merge, Rename, Split
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
-from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, Partial, TensorType, ValueType
+from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, TensorType, ValueType
 from shardwright.ir.walk import states_set
 
 if TYPE_CHECKING:
@@ -449,46 +449,6 @@ class ProblemBuilder:
     def equal(self, node: ValueNode, variables: list[int]) -> None:
         """The variables (of joined groups) take one layout."""
         self.problem.entries.append(Equal(node, variables))
-
-
-MOST_AXES = 3
-"""With more axes of more than one chip, those that the program never tells apart are chosen for together."""
-
-
-def axis_groups(program: Program, most: int = MOST_AXES) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Positions of axes that need not be chosen for: idle ones, of one chip and never written; and groups chosen for
-    together, because no written type and no operation tells them apart, where there are more than `most`.
-    """
-    mesh = program.mesh
-    roles: dict[str, list[object]] = {axis: [] for axis in mesh}
-    for func in program.funcs:
-        for use in typed_values(program, func):
-            for axis in mesh:
-                split = [
-                    d.name for d, axes in zip(use.type.dims, use.type.splits, strict=True) if axes and axis in axes
-                ]
-                partial = isinstance(use.type.partial, Partial) and axis in use.type.partial.axes
-                roles[axis].append((split, partial))
-        for statement, _ in func.walk():
-            if isinstance(statement, Let):
-                for axis in mesh:
-                    rows = statement.operation.named_axes
-                    roles[axis].append(str(statement.operation) if axis in rows else None)
-    for dim in program.dims:
-        for axis in mesh:
-            roles[axis].append(dim.order is not None and axis in dim.order)
-    idle = tuple(
-        i
-        for i, axis in enumerate(mesh)
-        if mesh[axis] == 1 and all(role in (None, False, ([], False)) for role in roles[axis])
-    )
-    if sum(size > 1 for size in mesh.values()) <= most:
-        return idle, ()
-    groups: dict[str, list[int]] = {}
-    for i, axis in enumerate(mesh):
-        if mesh[axis] > 1:
-            groups.setdefault(repr(roles[axis]), []).append(i)
-    return idle, tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
 def reshaped_dims(operation: Operation) -> tuple[str, ...]:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from shardwright.cost.choosing.axis_groups import axis_groups
 from shardwright.cost.choosing.kernel_shares import Structure, structure_of
 from shardwright.cost.choosing.layout_codes import Codes
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, StrategyTable, Within
-from shardwright.cost.choosing.program_layouts import ProblemBuilder, axis_groups
+from shardwright.cost.choosing.program_layouts import ProblemBuilder
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Func, Program, Value
 from shardwright.ir.types import OpenType, Partial, ValueType, axis_set

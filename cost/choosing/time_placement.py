@@ -31,8 +31,9 @@ from shardwright.cost.choosing.layout_problem import (
     StrategyTable,
     ValueNode,
 )
+from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.layouts import Moves, collective_seconds, links_of, moving_costs
-from shardwright.cost.choosing.placement import Effort, LayoutSolution, Rows, Solver
+from shardwright.cost.choosing.placement import Rows, Solver
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
 from shardwright.cost.hardware.topology import topology_of

@@ -12,9 +12,9 @@ from functools import partial
 from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions
 from shardwright.cost.choosing.layout_program.solver import ExcludedChoice, Outcome, ProgramSolve
+from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import most_entries
 from shardwright.cost.choosing.objective import Objective
-from shardwright.cost.choosing.placement import Effort, LayoutSolution
 from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit

@@ -13,8 +13,8 @@ from shardwright.ir.ops import Permute
 from shardwright.ir.text.table import bytes_text
 
 if TYPE_CHECKING:
+    from shardwright.cost.choosing.layout_solution import LayoutSolution
     from shardwright.cost.choosing.objective import Objective
-    from shardwright.cost.choosing.placement import LayoutSolution
     from shardwright.cost.programs.program_cost import Cost
     from shardwright.ir.program import Program
 

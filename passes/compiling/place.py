@@ -11,9 +11,10 @@ from functools import partial
 from typing import ClassVar, Protocol
 
 from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.choosing.layout_problem import Location, PlacementOptions, UseKey, ValueNode
+from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import MOST_ENTRIES, LimitedPlacement, PlacementProof
 from shardwright.cost.choosing.objective import SOLVERS, Objective, chip_for
-from shardwright.cost.choosing.placement import Effort, LayoutSolution, Location, PlacementOptions, UseKey, ValueNode
 from shardwright.cost.choosing.program_layouts import restricts
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.movements.traffic import bytes_received

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from shardwright.cost.choosing.layout_problem import PlacementOptions
+from shardwright.cost.choosing.layout_solution import LayoutSolution
 from shardwright.cost.choosing.limited_placement import LimitedPlacement
-from shardwright.cost.choosing.placement import LayoutSolution, PlacementOptions
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.program import Func, Loop, Marking, Program, Value
 from shardwright.ir.strategies import divides

@@ -129,7 +129,7 @@ class FunctionReport:
 
     @property
     def bytes_received(self) -> int:
-        """Of the branches of a conditional those of the one that receives most."""
+        """The sum; of the branches of a conditional those of the one that receives most."""
         from shardwright.backends.hlo.collectives import most
 
         return most([(collective.branches, collective.bytes_received) for collective in self.collectives])

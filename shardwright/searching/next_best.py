@@ -17,8 +17,9 @@ from shardwright.cost.choosing.factor_graph import FactorGraph, GraphSolution
 from shardwright.cost.choosing.factors import FORBIDDEN, Costs, TableFactor
 from shardwright.cost.choosing.kernel_shares import Structure, structure_of
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, ValueNode, Within
+from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import PlacementProof, most_entries
-from shardwright.cost.choosing.placement import Effort, LayoutSolution, Solver
+from shardwright.cost.choosing.placement import Solver
 from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.remainder import Remainder
 from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver

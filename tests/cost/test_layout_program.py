@@ -21,7 +21,7 @@ from shardwright.cost.choosing.layout_program.candidates import Candidates, narr
 from shardwright.cost.choosing.layout_program.columns import Linear
 from shardwright.cost.choosing.layout_program.formulation import Formulation
 from shardwright.cost.choosing.layout_program.memory_rows import MemoryRows
-from shardwright.cost.choosing.placement import LayoutSolution
+from shardwright.cost.choosing.layout_solution import LayoutSolution
 from shardwright.cost.choosing.time_placement import MemoryPrices, TimeSolver
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.cost.programs.memory import memory_of

@@ -25,8 +25,9 @@ from shardwright.cost.choosing.layout_program.cases import Case, Cases
 from shardwright.cost.choosing.layout_program.columns import ColumnValues, Linear
 from shardwright.cost.choosing.layout_program.formulation import Formulation, Tree
 from shardwright.cost.choosing.layout_program.memory_rows import MemoryRows
+from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import MOST_ENTRIES
-from shardwright.cost.choosing.placement import Effort, LayoutSolution, Solver
+from shardwright.cost.choosing.placement import Solver
 from shardwright.cost.choosing.time_placement import Floats, MemoryPrices, TimeSolver
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.hardware.chips import Chip
