@@ -5,75 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Outcome
+from exporting.exports import MIXTRAL, PLAIN, TP_PLAN, Run, exported
 
 from shardwright import compile_program, export, load, trace
 from shardwright.backends.jax.module_files import import_file
-from shardwright.exporting.engines import EngineSetting
-from shardwright.exporting.vllm_flags import Heads
 from shardwright.models.weight_map import map_path, read_map
-
-Run = Callable[..., Outcome]
-
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 96,
-    "head_dim": 4,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "max_position_embeddings": 64,
-    "rope_theta": 10000.0,
-}
-MIXTRAL = LLAMA | {
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
-# Of transformers 5.23: LlamaConfig.base_model_tp_plan.
-TP_PLAN = {
-    "layers.*.self_attn.q_proj": "colwise",
-    "layers.*.self_attn.k_proj": "colwise",
-    "layers.*.self_attn.v_proj": "colwise",
-    "layers.*.self_attn.o_proj": "rowwise",
-    "layers.*.mlp.gate_proj": "colwise",
-    "layers.*.mlp.up_proj": "colwise",
-    "layers.*.mlp.down_proj": "rowwise",
-}
-
-
-@pytest.fixture
-def imported(shardwright: Run, tmp_path: Path) -> Callable[..., Path]:
-    """The program of a config in a layout, with the mapping of its weights beside it."""
-
-    def made(layout: str, mesh: str = "x=2,y=2", config: dict[str, Any] = LLAMA, options: Sequence[str] = ()) -> Path:
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        path = tmp_path / f"{layout}.shard"
-        done = shardwright("import", tmp_path, "--mesh", mesh, "--layout", layout, "-o", path, *options)
-        assert done.status == 0, done.err
-        return path
-
-    return made
-
-
-def exported(shardwright: Run, path: Path, to: str, name: str) -> Any:
-    out = path.with_name(name)
-    done = shardwright("export", path, "--as", to, "-o", out)
-    assert done.status == 0, done.err
-    return import_file(out) if name.endswith(".py") else out.read_text()
 
 
 def stored_blocks(path: Path, name: str, chip: dict[str, int]) -> np.ndarray:
@@ -125,22 +68,6 @@ def test_specs_of_edges_are_those_of_the_compiled_module(shardwright: Run, impor
     compiled = import_file(compiled_at)
     assert tuple(made.IN_SPECS["forward"].values()) == compiled.IN_SPECS["forward"]
     assert tuple(made.OUT_SPECS["forward"].values()) == compiled.OUT_SPECS["forward"]
-
-
-PLAIN = """mesh x=2 y=4
-dim B=16 E=32 F=64
-
-weights {
-  w_in: EF_y
-  w_out: F_yE
-}
-
-func f(a: B_xE) -> B_xE_y {
-  h = relu(a @ w_in)
-  o = h @ w_out
-  return o
-}
-"""
 
 
 @pytest.mark.parametrize("axes", ["Auto", "Explicit"])
@@ -292,163 +219,6 @@ def test_constants_of_a_module_have_no_placements() -> None:
     assert len(traced.program.weights) == 3
     text = export(traced.program, "dtensor", weights=traced.weight_map).text
     assert re.findall(r"^    '(.*)':", text, re.MULTILINE) == ["up.bias", "up.weight"]
-
-
-def test_the_plan_of_transformers(shardwright: Run, imported: Callable[..., Path]) -> None:
-    path = imported("megatron")
-    plan = json.loads(exported(shardwright, path, "hf-tp-plan", "plan.json"))
-    assert plan == {"embed_tokens": "embedding_rowwise", **TP_PLAN}
-    experts = imported("megatron", config=MIXTRAL)
-    plan = json.loads(exported(shardwright, experts, "hf-tp-plan", "plan.json"))
-    # Of transformers 5.23: MixtralConfig.base_model_tp_plan.
-    assert {name: style for name, style in plan.items() if "experts" in name} == {
-        "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
-        "layers.*.mlp.experts.down_proj": "rowwise",
-        "layers.*.mlp.experts": "moe_tp_experts",
-    }
-
-
-def test_a_faster_plan_is_named_in_words(shardwright: Run, imported: Callable[..., Path]) -> None:
-    """A plan of `transformers` has no flags, and may leave the table whole, which vLLM splits."""
-    path = imported("megatron")
-    plan = shardwright("export", path, "--as", "hf-tp-plan").err
-    said = re.search(r"layouts: (\S+ \S+) for (\S+ \S+) on the reference chip; (.*) would take", plan)
-    assert said, plan
-    assert said[3] == "a plan that leaves the embedding table whole"
-    flags = shardwright("export", path, "--as", "vllm")
-    assert flags.out == "--tensor-parallel-size 4\n"
-    assert f"layouts: {said[1]} for {said[2]} on the reference chip" in flags.err
-
-
-def test_plans_differ_in_table_and_experts() -> None:
-    whole = EngineSetting(("x",), table=False)
-    assert EngineSetting(("x",), experts=True).words_beside(whole) == (
-        "a plan that splits the embedding table and gives each chip experts of its own"
-    )
-    assert whole.words_beside(EngineSetting(("x",), experts=True)) == (
-        "a plan that leaves the embedding table whole and splits every expert over all chips"
-    )
-    assert not whole.words_beside(EngineSetting(("x", "y"), table=False))
-
-
-def test_flags_of_vllm_are_the_nearest_setting(shardwright: Run, imported: Callable[..., Path]) -> None:
-    path = imported("ws2d")
-    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
-    assert done.out == "--tensor-parallel-size 4\n"
-    assert "note: the nearest setting takes" in done.err
-    assert "on h100" in done.err
-    text = path.read_text()
-    # Weights split over one axis, sequences over the other: two copies of the model.
-    for old, new in (("_xy", "_y"), ("E_x", "E"), (" BL)", " B_xL)"), ("BLE_y", "B_xLE"), ("BLV_y", "B_xLV_y")):
-        text = text.replace(old, new)
-    path.write_text(text)
-    done = shardwright("export", path, "--as", "vllm")
-    assert done.out == "--tensor-parallel-size 2 --data-parallel-size 2\n", done.err
-
-
-def test_flags_of_vllm_for_caches_split_along_positions(shardwright: Run, imported: Callable[..., Path]) -> None:
-    grouped = LLAMA | {"num_key_value_heads": 2}
-    options = ("--cache", "64", "--attention", "positions")
-    path = imported("megatron", config=grouped, options=options)
-    assert "T_yK_x" in path.read_text()
-    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
-    assert done.out == "--tensor-parallel-size 4 --decode-context-parallel-size 2\n", done.err
-    # Of a page each chip has half the slots there.
-    path = imported("megatron", config=grouped, options=(*options, "--page-size", "32"))
-    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
-    flags = "--tensor-parallel-size 4 --decode-context-parallel-size 2 --block-size 16\n"
-    assert done.out == flags, done.err
-    path = imported("megatron", config=grouped, options=(*options, "--page-size", "16"))
-    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
-    said = "error: vLLM has no pages of which a chip holds 8 positions [not-exported]"
-    assert (done.status, done.err.splitlines()[0]) == (1, f"{path}: {said}")
-    # As many heads of keys as of queries: vLLM has no chips whose heads are the same.
-    path = imported("megatron", config=grouped | {"num_attention_heads": 2}, options=options)
-    assert "T_y" in path.read_text()
-    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
-    assert done.out == "--tensor-parallel-size 2 --data-parallel-size 2\n", done.err
-    assert (
-        "on h100; it splits positions of caches over no 2 chips: only 2 share each weight, and have to be more than "
-        "the 2 heads of keys"
-    ) in done.err
-
-
-@pytest.mark.parametrize(
-    ("context", "tensor", "broken"),
-    [
-        (2, 8, ""),
-        (4, 16, ""),
-        (4, 6, "they have to divide the 6 that share each weight"),
-        (2, 4, "only 4 share each weight, and have to be more than the 4 heads of keys"),
-        (4, 8, "8 share each weight and 4 heads of keys, which leaves fewer chips with the same heads"),
-        (16, 64, "they have to divide the 8 heads of queries for each head of keys"),
-    ],
-)
-def test_rules_of_vllm_for_positions(context: int, tensor: int, broken: str) -> None:
-    assert Heads(queries=32, keys=4).broken_rule(context, tensor) == broken
-
-
-def test_flags_of_vllm_for_pipelines(shardwright: Run, imported: Callable[..., Path]) -> None:
-    path = imported("megatron", "x=2", options=("--cache", "64"))
-    text = path.read_text().replace("mesh x=2", "mesh p=2 x=2")
-    path.write_text(re.sub(r": f32 N(?=[A-Z])", ": f32 N_p", text))
-    done = shardwright("export", path, "--as", "vllm", "--chip", "h100", "--calls", "decode=64")
-    assert done.out == "--tensor-parallel-size 2 --pipeline-parallel-size 2\n", done.err
-    assert "note: the nearest setting takes" in done.err
-    done = shardwright("export", path, "--as", "vllm", "--mesh", "p=3")
-    assert done.status == 1
-    assert "error: N=2 does not divide over 3 stages [not-divisible]" in done.err
-    done = shardwright("export", path, "--as", "hf-tp-plan")
-    assert "N is split over chips [split-loop]" in done.err
-
-
-QUANTIZED = "quantize-weights{floats=true,products=true}"
-
-
-@pytest.mark.parametrize(
-    ("kept", "passes", "flags"),
-    [
-        (None, "", ""),
-        ("f8e4m3", "", " --kv-cache-dtype fp8_e4m3"),
-        ("f8e4m3", QUANTIZED, " --quantization fp8 --kv-cache-dtype fp8_e4m3"),
-    ],
-)
-def test_flags_of_vllm_name_numbers_of_8_bits(
-    kept: str | None, passes: str, flags: str, shardwright: Run, imported: Callable[..., Path]
-) -> None:
-    path = imported("megatron", "x=2", options=("--cache", "64", *(() if kept is None else ("--cache-format", kept))))
-    if passes:
-        assert shardwright("opt", path, "--passes", passes, "-o", path).status == 0
-    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
-    assert done.out == f"--tensor-parallel-size 2{flags}\n", done.err
-
-
-def test_integers_have_no_flags_of_vllm(shardwright: Run, imported: Callable[..., Path]) -> None:
-    path = imported("megatron", "x=2", options=("--cache", "64", "--cache-format", "int8"))
-    done = shardwright("export", path, "--as", "vllm")
-    assert (done.status, done.err) == (
-        1,
-        f"{path}: error: vLLM has no flag for a cache in int8 [not-exported]\n"
-        "note: import it with --cache-format f8e4m3\n",
-    )
-    assert shardwright("opt", path, "--passes", "quantize-weights", "-o", path).status == 0
-    done = shardwright("export", path, "--as", "vllm")
-    assert done.err == (
-        f"{path}: error: vLLM has no flag for weights in int8 [not-exported]\n"
-        "note: export the program before quantize-weights, or with its floats and products\n"
-    )
-
-
-def test_engines_serve_checkpoints_alone(shardwright: Run, tmp_path: Path) -> None:
-    path = tmp_path / "plain.shard"
-    path.write_text(PLAIN)
-    for to in ("vllm", "hf-tp-plan"):
-        done = shardwright("export", path, "--as", to)
-        assert done.status == 1
-        assert done.err == (
-            f"{path}: error: an engine serves a checkpoint, and the weights of this program are of none: it has no "
-            "OUT.weights.json [not-exported]\nnote: shardwright import CHECKPOINT -o OUT.shard writes both\n"
-        )
 
 
 def test_experts_that_chips_divide_have_no_specs(shardwright: Run, imported: Callable[..., Path]) -> None:
