@@ -10,22 +10,29 @@ from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.exporting.module_styles import Style, styles
 from shardwright.exporting.stored import Laid, laid_weights, refused
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.types import ON_DEVICE
 
 if TYPE_CHECKING:
     from shardwright.ir.program import Program
-    from shardwright.ir.types import Axes
+    from shardwright.ir.types import Axes, Placement
     from shardwright.models.weight_map import WeightMap
 
 
 def dtensor_text(program: Program, mapping: WeightMap | None) -> str:
     """A module with MESH, PLACEMENTS (a placement for each mesh dimension, by the name of the parameter), and, where
     weights are split as modules are parallelized, PLAN with the axes that it is over, in PLAN_AXES. Constants that are
-    no weights of the model, as `mapping` tells, are left out.
+    no weights of the model, as `mapping` tells, are left out. A comment says which weights are not on the device, of
+    which placements say nothing.
 
     Raises a `DiagnosticError` where a dimension is split over axes in another order than that of the mesh.
     """
     mesh = program.mesh
-    kept = [value for value in program.weights if mapping is None or value.name in mapping.entries]
+    homes = {value.name: value.concrete.placement for value in program.weights}
+    kept = [
+        replace(value, type=replace(value.concrete, placement=ON_DEVICE))
+        for value in program.weights
+        if mapping is None or value.name in mapping.entries
+    ]
     laid = laid_weights(replace(program, weights=tuple(kept)), ProgramEdges(program), mapping)
     axes = ", ".join(repr(axis) for axis in mesh)
     sizes = ", ".join(str(size) for size in mesh.values())
@@ -44,7 +51,10 @@ def dtensor_text(program: Program, mapping: WeightMap | None) -> str:
         f"MESH = dict(zip(({axes}{comma}), ({sizes}{comma})))",
         "",
         "PLACEMENTS = {",
-        *("    " + each.entry(f"[{', '.join(placements(each, tuple(mesh)))}]") + "," for each in laid),
+        *(
+            "    " + each.entry(f"[{', '.join(placements(each, tuple(mesh)))}]") + "," + _memory(homes[each.weight])
+            for each in laid
+        ),
         "}",
         "",
     ]
@@ -64,6 +74,10 @@ def dtensor_text(program: Program, mapping: WeightMap | None) -> str:
 def _styles_import(plan: Mapping[str, Style]) -> str:
     used = sorted({style.torch.partition("(")[0] for style in plan.values()})
     return f"from torch.distributed.tensor.parallel import {', '.join(used)}"
+
+
+def _memory(home: Placement) -> str:
+    return "" if home == ON_DEVICE else f"  # on {home}"
 
 
 def placements(laid: Laid, mesh: Axes) -> list[str]:
