@@ -85,7 +85,7 @@ class Formats:
     def literal(self, number: Number, dtype: DType) -> Array:
         """A number as a scalar of the format that it meets."""
         if dtype.is_float:
-            return self.round(np.asarray(float(number.value)), dtype)
+            return self.round(np.asarray(number.as_float(dtype)), dtype)
         if dtype is DType.BOOL:
             return np.asarray(number.value != 0)
         return self.round(np.asarray(int(number.value), np.int64), dtype)

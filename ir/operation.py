@@ -7,6 +7,7 @@ placement and the search use nothing else.
 
 from __future__ import annotations
 
+import math
 from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,11 @@ class Number:
     @property
     def value(self) -> int | float:
         return int(self.text) if self.text.lstrip("-").isdigit() else float(self.text)
+
+    def as_float(self, dtype: DType) -> float:
+        """The number for a floating-point format: those of 8 bits stop at their largest, as conversions to them do."""
+        value, most = float(self.value), dtype.positive_range[1]
+        return max(-most, min(value, most)) if dtype.bits == 8 and math.isfinite(value) else value
 
     def __str__(self) -> str:
         return f"size[{self.size_of}]" if self.size_of else self.text

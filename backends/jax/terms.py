@@ -151,7 +151,8 @@ def literal(number: Number, dtype: DType) -> str:
     """A number in a format: integers wrap around as values of that format do."""
     if dtype.is_float:
         value = number.value
-        return number_text(value if isinstance(value, int) and abs(value) < 2**31 else float(value))
+        whole = isinstance(value, int) and abs(value) < 2**31 and value == number.as_float(dtype)
+        return number_text(value if whole else number.as_float(dtype))
     if dtype is DType.BOOL:
         return number_text(number.value != 0)
     if dtype is DType.UINT32:

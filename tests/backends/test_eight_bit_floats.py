@@ -115,6 +115,28 @@ def test_they_are_moved_and_chosen_as_they_are(dtype: DType) -> None:
         np.testing.assert_array_equal(theirs.double().numpy(), ours.astype(np.float64))
 
 
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_numbers_that_are_written_stop_at_the_largest(dtype: DType) -> None:
+    """In every backend, and in the exact meaning, as conversions do."""
+    of = program(f"""
+    dim B=2
+    func f(m: bool B, x: {dtype} B) -> ({dtype} B, {dtype} B, {dtype} B) {{
+      a = where(m, x, 1000000)
+      b = where(m, -1e30, x)
+      c = full[B, {dtype}](100000.0)
+      return a, b, c
+    }}
+    """)
+    args = {"m": np.asarray([True, False]), "x": np.ones(2, numpy_dtype(dtype))}
+    most = dtype.positive_range[1]
+    wanted = [[1, most], [-most, 1], [most, most]]
+    for precision in ("exact", "declared"):
+        assert [r.tolist() for r in evaluate(of, "f", args, {}, {}, precision=precision)[0]] == wanted
+    assert [r.double().tolist() for r in computed(of, of.func("f"), args)] == wanted
+    made, _ = run_program(by_bytes(of), "f", args)
+    assert [np.asarray(result).astype(float).tolist() for result in made] == wanted
+
+
 def a_product(dtype: DType, result: str) -> str:
     return f"""
     mesh x=2

@@ -52,7 +52,7 @@ class TensorCall:
         """A number as a scalar of the format that it meets: filled in on the device, since a copy from the host would
         wait for all that the device has still to do."""
         if dtype.is_float:
-            value = float(number.value)
+            value = number.as_float(dtype)
         else:
             value = number.value != 0 if dtype is DType.BOOL else in_range(int(number.value), dtype)
         return self.torch.full((), value, dtype=held_as(dtype, self.torch), device=self.device)
