@@ -152,6 +152,7 @@ def test_logits_need_a_function_that_has_them(shardwright: Callable, feedforward
     assert got.err == (
         f"{feedforward}: error: there is no function from token ids to logits,"
         " func forward(ids: int32 BL) -> f32 BLV, to compare [no-logits]\n"
+        "note: import writes one without --cache\n"
     )
 
 

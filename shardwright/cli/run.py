@@ -296,7 +296,7 @@ def _compared(program: Program, args: argparse.Namespace) -> Func | None:
             "no-logits",
             "there is no function from token ids to logits, func forward(ids: int32 BL) -> f32 BLV, to compare",
             NOWHERE,
-            "import writes one without --cache; of a program with a cache generate tells the tokens",
+            "import writes one without --cache",
         )
     return found
 

@@ -99,6 +99,10 @@ _CHOOSING = (ops.Rename, ops.Alias, ops.Take, ops.Lookup, ops.Update, ops.Concat
 _IN_F32 = (ops.Rmsnorm, ops.Layernorm, ops.Softmax, ops.Uniform)
 
 
+_EXTREMES = ("minimum", "maximum")
+"""Functions whose result is one of two operands."""
+
+
 def keeps_format(operation: Operation, args: Sequence[Argument], result: DType) -> bool:
     """True if the kernel gives numbers of the result's format by itself: they are among those that it is given, or
     floats that PyTorch rounds so."""
@@ -107,8 +111,11 @@ def keeps_format(operation: Operation, args: Sequence[Argument], result: DType) 
         return True
     if isinstance(operation, ops.Rotary | ops.Full):
         return True
-    if isinstance(operation, ops.TableOperation) and operation.entry.gives_bool:
-        return True
+    if isinstance(operation, ops.TableOperation):
+        if operation.entry.gives_bool:
+            return True
+        if operation.keyword in _EXTREMES and result is not DType.BOOL:
+            return all(arg.dtype is result for arg in args if isinstance(arg, NamedTensor))
     if isinstance(operation, _IN_F32):
         return result is DType.F32
     floats = [arg.dtype for arg in args if isinstance(arg, NamedTensor) and arg.dtype is not DType.BOOL]
