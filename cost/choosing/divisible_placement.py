@@ -31,13 +31,12 @@ class _BeatenError(Exception):
 
 
 def place_layouts(
-    program: Program,
+    of: Program | ProgramProblems,
     options: PlacementOptions | None = None,
     solve: Callable[[LayoutProblem], LayoutSolution] | None = None,
     effort: Effort | None = None,
     enough: float = 0.0,
     incumbent: float = math.inf,
-    problems: ProgramProblems | None = None,
 ) -> LayoutSolution:
     """The cheapest layouts for a whole program. Raises a `DiagnosticError` where demands cannot be met, and an
     `OutOfWorkError` where nothing is found with the effort.
@@ -46,12 +45,12 @@ def place_layouts(
 
     Exact but for the share `enough` of the cost: the digits that a dimension's size cannot hold together are found in
     the solution and branched on, and the solution of the rest is proved by its bound. Branches that cannot cost less
-    than the `incumbent` of another are left (Land and Doig 1960). `problems` are the program's, if it has been looked
-    at before.
+    than the `incumbent` of another are left (Land and Doig 1960). Of a program's `ProgramProblems`
+    those that were looked at before are not made again.
     """
     options = options or PlacementOptions()
-    problems = problems or ProgramProblems(program)
-    problem = problems.of(options)
+    problems = of if isinstance(of, ProgramProblems) else ProgramProblems(of)
+    program, problem = problems.program, problems.of(options)
     best = solve(problem) if solve is not None else Solver(problem, effort).solve()
     violated = indivisible(program, best, options.digit_sets)
     if violated is None:
@@ -66,7 +65,7 @@ def place_layouts(
     for axes in choices:
         narrowed = replace(options, digit_sets={**options.digit_sets, key: axes})
         try:
-            found.append(place_layouts(program, narrowed, solve, effort, enough, incumbent, problems))
+            found.append(place_layouts(problems, narrowed, solve, effort, enough, incumbent))
             incumbent = min(incumbent, found[-1].solution.cost)
             as_cheap = found[-1].solution.cost <= max(best.solution.cost, best.solution.bound * (1 + enough))
             if as_cheap:
@@ -83,7 +82,7 @@ def place_layouts(
         raise late
     if not found:  # movements that are written split it over more axes, and there is a way between them as well
         everything = replace(options, digit_sets={**options.digit_sets, key: frozenset(program.mesh)})
-        return place_layouts(program, everything, solve, effort, enough, incumbent, problems)
+        return place_layouts(problems, everything, solve, effort, enough, incumbent)
     cheapest = min(found, key=lambda placement: placement.solution.cost)
     is_partial = as_cheap or late is not None
     bound = best.solution.bound if is_partial else min(placement.solution.bound for placement in (*found, *beaten))

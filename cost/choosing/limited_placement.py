@@ -78,13 +78,13 @@ class LimitedPlacement:
         self.limit = limit or WorkLimit(most_entries(program))
         self.proof_wanted = proof
 
-    def __call__(self, program: Program, options: PlacementOptions, cutoff: float = math.inf) -> LayoutSolution:
+    def __call__(self, options: PlacementOptions, cutoff: float = math.inf) -> LayoutSolution:
         """The layouts; those that receive the `cutoff` or more are not told apart. Raises a `DiagnosticError` where the
         demands cannot be met together."""
         for limit in (self.limit, WorkLimit(MOST_ENTRIES)):
             with suppress(OutOfWorkError):
                 effort = Effort(limit, proof=self.proof_wanted, cutoff=cutoff)
-                return place_layouts(program, options, effort=effort, problems=self.problems)
+                return place_layouts(self.problems, options, effort=effort)
         raise fault(
             "no-placement",
             "no layouts were found that meet the demanded types together, nor proved not to be there",

@@ -27,11 +27,11 @@ class ProgramProblems:
     program: Program
     made: dict[object, LayoutProblem] = field(default_factory=dict[object, LayoutProblem])
     codes: dict[object, list[Codes]] = field(default_factory=dict[object, "list[Codes]"])
-    """Those of strategy tables, by what they depend on."""
+    """The rows of strategy tables, by what they depend on."""
     entries: int = 0
-    """Of all tables that are kept."""
+    """The entries of all tables that are kept."""
     parts: dict[tuple[int, ...], ProgramProblems] = field(default_factory=dict[tuple[int, ...], "ProgramProblems"])
-    """Those on some axes of the mesh, by their positions."""
+    """The problems on some axes of the mesh, by the positions of these."""
 
     @cached_property
     def structure(self) -> Structure:

@@ -273,7 +273,7 @@ class _Chooser:
         self, solve: Callable[[LayoutProblem], LayoutSolution], prices: MemoryPrices | None = None
     ) -> SearchResult:
         """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
-        choose = partial(place_layouts, solve=solve, enough=ENOUGH, problems=self.problems)
+        choose = partial(place_layouts, self.problems, solve=solve, enough=ENOUGH)
         placed, placement = place(self.program, self.options, choose)
         spent = 0.0
         if prices is not None:

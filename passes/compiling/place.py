@@ -201,7 +201,7 @@ def _chosen_alone(program: Program, options: PlacementOptions, end: float) -> Ch
 
     import_solver()
     effort = Effort(WorkLimit(MOST_ENTRIES), end)
-    choose = partial(place_layouts, solve=lambda problem: BytesProgram(problem, effort).solve())
+    choose = partial(place_layouts, program, solve=lambda problem: BytesProgram(problem, effort).solve())
     placed, placement = place(program, options, choose)
     least = (placement.relaxed or placement).bound_bytes
     received, bound = round(placement.bytes_received), math.ceil((least or 0.0) - 1e-6)
@@ -222,7 +222,7 @@ def _is_explicit(program: Program) -> bool:
 def place(
     program: Program,
     options: PlacementOptions,
-    choose: Callable[[Program, PlacementOptions], LayoutSolution] = place_layouts,
+    choose: Callable[[PlacementOptions], LayoutSolution],
 ) -> tuple[Program, LayoutSolution]:
     """The program with its layouts filled in by `choose`, and how they were found.
 
@@ -230,13 +230,13 @@ def place(
     them in turn is made to leave its dimensions whole, and the cheapest of these programs is taken: first among those
     with room for all digits, then, where few tries find none, among all.
     """
-    first = choose(program, options)
+    first = choose(options)
     outcomes: dict[Whole, Outcome] = {}
 
     def outcome(whole: Whole) -> Outcome:
         if whole not in outcomes:
             try:
-                outcomes[whole] = choose(program, replace(options, whole_reshapes=whole))
+                outcomes[whole] = choose(replace(options, whole_reshapes=whole))
             except (OutOfWorkError, DiagnosticError) as error:
                 outcomes[whole] = error.with_traceback(None)
         return outcomes[whole]

@@ -75,7 +75,7 @@ class ReduceInto(Pass):
 def _placed(program: Program) -> LayoutSolution:
     """The layouts that `place` would choose: of the program in which norms have become sums."""
     plain = Cleanup().run(Decompose().run(program))
-    return LimitedPlacement(plain)(plain, PlacementOptions())
+    return LimitedPlacement(plain)(PlacementOptions())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import numpy as np
 from shardwright.cost.choosing.divisible_placement import indivisible, place_layouts
 from shardwright.cost.choosing.factor_graph import FactorGraph, GraphSolution
 from shardwright.cost.choosing.factors import FORBIDDEN, Costs, TableFactor
-from shardwright.cost.choosing.kernel_shares import Structure, structure_of
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, ValueNode, Within
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import PlacementProof, most_entries
@@ -180,15 +179,16 @@ class _NextBest:
     def solver(self, within: Within) -> Solver:
         """The solver of a part of the problem."""
         effort = Effort(WorkLimit(most_entries(self.program)), self.end, start=self.best.placement)
-        problem = ProgramProblems(self.program).of(self.options, within)
+        problem = self.problems.of(self.options, within)
         if self.place.objective == "bytes":
             return Solver(problem, effort)
         wanted = self.place.wanted(self.program)
-        return _AllOrders(problem, wanted.chip, wanted.constants, self.structure, MemoryPrices(), effort)
+        return _AllOrders(problem, wanted.chip, wanted.constants, self.problems.structure, MemoryPrices(), effort)
 
     @cached_property
-    def structure(self) -> Structure:
-        return structure_of(self.program)
+    def problems(self) -> ProgramProblems:
+        """The layout problems that the parts are of."""
+        return ProgramProblems(self.program)
 
     @cached_property
     def parts(self) -> list[_Part]:
@@ -286,7 +286,7 @@ class _NextBest:
         def given(_: LayoutProblem) -> LayoutSolution:
             return other
 
-        placed, _ = place(program, self.options, partial(place_layouts, solve=given))
+        placed, _ = place(program, self.options, partial(place_layouts, program, solve=given))
         return not limited or SearchResult(self.place.wanted(program), "", placed, other, 0.0, 0.0, 0.0).fits
 
     def anew(self, node: ValueNode, seconds: float) -> str:

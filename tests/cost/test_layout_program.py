@@ -190,7 +190,7 @@ def test_rows_never_count_more_than_the_finished_program_takes(name: str) -> Non
     shares: list[float] = []
     for seed in range(6):
         anything = _Anything(program, seed)
-        made = place(program, PlacementOptions(), partial(place_layouts, solve=anything))[0]
+        made = place(program, PlacementOptions(), partial(place_layouts, program, solve=anything))[0]
         for applied in (ChooseDigitOrder(tied=True), InsertMoves(), Cleanup(), ChooseDigitOrder()):
             made = applied.run(made)
         peak = memory_of(made, made.funcs[0]).peak

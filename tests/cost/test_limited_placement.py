@@ -129,7 +129,7 @@ def test_demands_that_one_axis_cannot_meet_are_refused_at_once(capsys: pytest.Ca
 def test_what_is_within_the_limit_is_proved() -> None:
     source = program(FEEDFORWARD)
     choose = LimitedPlacement(source)
-    placement = choose(source, PlacementOptions())
+    placement = choose(PlacementOptions())
     proof = choose.proof(placement)
     assert proof == PlacementProof(round(placement.bytes_received), round(placement.bytes_received))
     assert str(proof) == "layouts for the fewest bytes, 640 received per chip, proved least"
@@ -141,7 +141,7 @@ def test_without_any_work_the_bound_is_below_the_least(seed: int) -> None:
     source = plain(surface_program(seed))
     least = place_layouts(source).bytes_received
     choose = LimitedPlacement(source, limit=WorkLimit(0.0))
-    placement = choose(source, PlacementOptions())
+    placement = choose(PlacementOptions())
     assert placement.bytes_received >= least
     choose.limit = WorkLimit(1e9)
     assert choose.bound <= least
@@ -179,7 +179,7 @@ def test_many_uses_of_one_value() -> None:
     total = " + ".join(f"u{i}" for i in range(12))
     source = program("\n".join([*text, f"  return {total}", "}"]))
     choose = LimitedPlacement(plain(source), limit=WorkLimit(1e6))
-    placement = choose(choose.program, PlacementOptions())
+    placement = choose(PlacementOptions())
     assert placement.bytes_received >= choose.proof(placement).bound_bytes
     assert in_simulator(source, 0) <= TOLERANCE
 
@@ -200,7 +200,7 @@ def test_a_result_whose_layout_is_open_is_split_along_its_own_dimensions() -> No
               return r
             }""")
     )
-    placement = LimitedPlacement(source, limit=WorkLimit(0.0))(source, PlacementOptions())
+    placement = LimitedPlacement(source, limit=WorkLimit(0.0))(PlacementOptions())
     assert all(set(kind.names) <= {"N", "B", "L", "E", "K"} for kind in placement.kinds.values())
 
 
