@@ -16,8 +16,8 @@ class Counts:
 
     @property
     def number(self) -> int:
-        """How many collectives are executed."""
-        return sum(c.executions for c in self.collectives)
+        """How many collectives are executed, in the branches that have most."""
+        return most([(c.branches, c.executions) for c in self.collectives])
 
     @property
     def bytes(self) -> int:
@@ -27,7 +27,7 @@ class Counts:
     @property
     def bytes_with_reduce_scatters(self) -> int:
         """The same, all-reduces that are sliced at once counted as the reduce-scatters that they could be."""
-        return sum(c.lower_bound for c in self.collectives)
+        return most([(c.branches, c.lower_bound) for c in self.collectives])
 
 
 def count(text: str) -> Counts:

@@ -173,12 +173,12 @@ class _Compiled:
                 rows["changed", str(now), f"expected {entry}; {self._where(now)}"] += 1
         rows.update(("extra", str(entry), self._where(entry)) for entry in extra)
         same = (wanted & self.entries).total()
-        received = sum(entry.bytes_received for entry in wanted.elements())
+        received, before = (sum(e.bytes_received for e in entries.elements()) for entries in (self.entries, wanted))
         return "\n".join(
             [
                 f"{self._head}: the collectives are not those {of}",
                 *_table(rows),
-                f"  {same} as expected; a chip receives {self.bytes_received} bytes, expected {received}",
+                f"  {same} as expected; a chip receives {received} bytes, expected {before}",
                 "now:",
                 *(f"  {line}" for line in entries_text(self.entries)),
                 *([way_out] if way_out else []),
