@@ -66,9 +66,10 @@ def execute(args: argparse.Namespace) -> int:
         elif traced.not_compared:
             print(f"not compared: {traced.not_compared}")
         else:
-            own = ", at the example's own arguments; at random ones it is larger" if traced.at_examples else ""
-            own = (
-                ", at arguments drawn smaller; at others the function amplifies rounding" if traced.at_smaller else own
-            )
-            print(f"largest relative difference {traced.largest_relative_difference:.1e}{own}")
+            where = ""
+            if traced.at_examples:
+                where = ", at the example's own arguments; at random ones it is larger"
+            elif traced.at_smaller:
+                where = ", at arguments drawn smaller; at others the function amplifies rounding"
+            print(f"largest relative difference {traced.largest_relative_difference:.1e}{where}")
     return 0

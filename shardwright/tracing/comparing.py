@@ -97,9 +97,7 @@ def difference_of(
         return Difference(difference)
     shapes = _shapes_alone(args)
     smallest = {
-        at: scale
-        for at, scale in _scales_of_parts(program, names).items()
-        if at in shapes and scale < scales.get(at, 1.0)
+        at: scale for at, scale in _scales(program, names).items() if at in shapes and scale < scales.get(at, 1.0)
     }
     if not smallest:
         return Difference(difference, amplified=amplified)
@@ -167,25 +165,9 @@ def _variables(graph: Graph) -> Iterator[Variable]:
 
 
 def _scales(program: Program, names: Sequence[str]) -> dict[int, float]:
-    """For the places of parameters that products sum one over the root of how many numbers they sum, with which a
-    product is as large as what it is made of, and rounding decides nothing."""
-    from shardwright.ir.ops import Contract
-    from shardwright.ir.program import Let
-    from shardwright.ir.walk import sites
-
-    (func,) = program.funcs
-    sizes, made = program.sizes(func), dict[int, float]()
-    for site in sites(program, func):
-        if isinstance(site.statement, Let) and isinstance(site.statement.operation, Contract):
-            given = [name for name in map(str, site.statement.operands) if name in names]
-            if given:
-                made[names.index(given[-1])] = math.prod(sizes[dim] for dim in site.statement.operation.dims) ** -0.5
-    return made
-
-
-def _scales_of_parts(program: Program, names: Sequence[str]) -> dict[int, float]:
-    """The scales of `_scales`, also for parameters that products read in parts or in another shape; of two parameters
-    in one product the last is scaled, unless another product has one of them scaled already."""
+    """For the places of parameters that products sum, in parts or in another shape too, one over the root of how many
+    numbers they sum, with which a product is as large as what it is made of, and rounding decides nothing. Of two
+    parameters in one product the last is scaled, unless another product has one of them scaled already."""
     from shardwright.ir.ops import Contract, Convert, Merge, Rename, Split, Take
     from shardwright.ir.program import Let
     from shardwright.ir.walk import sites

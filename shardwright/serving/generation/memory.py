@@ -144,7 +144,7 @@ _VISIBLY = 0.99
 """A plan takes less than another where it takes less than so much of it."""
 
 
-class _Fits(Exception):  # noqa: N818
+class _FitsError(Exception):
     """A plan near the one that is asked for fits; its argument says which."""
 
 
@@ -166,7 +166,7 @@ class _Search:
 
     def attempt(self, options: str, plan: GenerationPlan) -> MemoryNeed | None:
         """The bytes that a plan declares, None where it is none for this model or this file; it is compiled if they
-        fit. Raises `_Fits` where all of it does."""
+        fit. Raises `_FitsError` where all of it does."""
         try:
             surface = surface_program(self.config, plan)
             least = _least(surface, plan)
@@ -179,7 +179,7 @@ class _Search:
         except DiagnosticError:
             return None
         if total <= self.chip:
-            raise _Fits(f"{options} would fit, with {bytes_text(total)}")
+            raise _FitsError(f"{options} would fit, with {bytes_text(total)}")
         if total < _VISIBLY * (self.now if self.nearest is None else self.nearest[0]):
             self.nearest = total, options
         return least
@@ -189,7 +189,7 @@ def _way_out(config: Mapping[str, Any], plan: GenerationPlan, need: MemoryNeed, 
     search = _Search(config, chip, need.total)
     try:
         _try_all(search, plan, devices)
-    except _Fits as found:
+    except _FitsError as found:
         return str(found)
     if search.nearest is None:
         return "no other mesh, layout, batch or number format takes less: use more chips, or chips with more memory"
