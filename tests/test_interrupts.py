@@ -9,44 +9,43 @@ import pytest
 from interrupting import HEEDED
 
 
-def test_interrupt_of_a_process() -> None:
-    script = HEEDED + (
+def run_of(script: str) -> tuple[int, bytes, bytes]:
+    """Status, output and errors of a command that does as `execute` of the script says."""
+    made = HEEDED + (
         "import os, signal, sys, time\n"
         "from shardwright.__main__ import main\n"
         "from shardwright.cli import check\n"
-        "check.execute = lambda args: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60))\n"
+        f"{script}"
+        "check.execute = execute\n"
         "sys.exit(main(['check', 'a.shard']))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    done = subprocess.run([sys.executable, "-c", made], capture_output=True, check=False, timeout=50)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_interrupt_of_a_process() -> None:
+    script = "execute = lambda args: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60))\n"
+    assert run_of(script) == (130, b"", b"")
 
 
 def test_interrupt_that_comes_out_as_another_error() -> None:
     """A library in C that is being imported says that it failed to be imported."""
-    script = HEEDED + (
-        "import os, signal, sys\n"
-        "from shardwright.__main__ import main\n"
-        "from shardwright.cli import check\n"
+    script = (
         "def execute(args):\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "    except KeyboardInterrupt:\n"
         "        raise ImportError('numpy._core.umath failed to import') from None\n"
-        "check.execute = execute\n"
-        "sys.exit(main(['check', 'a.shard']))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    assert run_of(script) == (130, b"", b"")
 
 
 @pytest.mark.parametrize("once", [False, True])
 def test_interrupt_that_python_ignores(once: bool) -> None:
     """It comes while an object goes, as one of the threads that Python keeps in a set does."""
-    script = HEEDED + (
-        "import os, signal, sys, time, weakref\n"
+    script = (
+        "import weakref\n"
         "from contextlib import nullcontext\n"
-        "from shardwright.__main__ import main\n"
-        "from shardwright.cli import check\n"
         "from shardwright.cli.interrupts import one_interrupt\n"
         "def interrupted(reference):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
@@ -57,11 +56,8 @@ def test_interrupt_that_python_ignores(once: bool) -> None:
         "        kept = weakref.ref(thing, interrupted)\n"
         "        del thing\n"
         "        time.sleep(60)\n"
-        "check.execute = execute\n"
-        "sys.exit(main(['check', 'a.shard']))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=50)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    assert run_of(script) == (130, b"", b"")
 
 
 def test_interrupt_on_the_way_out() -> None:

@@ -40,7 +40,7 @@ FORMS = [
 def test_the_form_of_a_reduce_scatter(
     shape: tuple[int, ...], at: int, chips: int, form: Front | AddendExchange | None
 ) -> None:
-    """As tried on the compilers of TPU v4, v5e, v5p and v6e (`backends/targets/tpus.toml`)."""
+    """Tried on the compilers of TPU v4, v5e, v5p and v6e (`backends/targets/tpus.toml`)."""
     assert scatter_form(shape, at, chips, (8, 128)) == form
 
 
@@ -259,7 +259,7 @@ def test_a_reduce_scatter_in_the_form_that_the_compiler_keeps(target: str, tiled
     [(16, 2048, "scattered_in_front("), (8, 64, "lax.all_to_all("), (1, 512, "lax.all_to_all(")],
 )
 def test_strided_parts_are_scattered_in_whole_tiles_too(rows: int, columns: int, form: str) -> None:
-    """Of parts in pieces, here two, and of these a gather that puts the pieces back."""
+    """Parts come in pieces, here two, which a gather puts back."""
     program = explicit(f"""
     mesh x=2 y=2
     dim B={rows} E={columns} order x y

@@ -1,4 +1,4 @@
-"""What `export` says to serving engines: plans of transformers and flags of vLLM, with what they cost."""
+"""Exports for serving engines: plans of transformers and flags of vLLM, with what they cost."""
 
 from __future__ import annotations
 

@@ -309,37 +309,29 @@ def test_a_program_without_a_mesh_has_one_chip_in_shardy(shardwright: Run, tmp_p
     assert 'sdy.mesh @mesh = <["chips"=1]>' in done.out
 
 
-def test_memories_stand_beside_the_placements(shardwright: Run, tmp_path: Path) -> None:
-    (tmp_path / "f.shard").write_text("""
+@pytest.mark.parametrize(
+    ("to", "shared", "lines"),
+    [
+        ("dtensor", " on device 25% disk 75% along E", (
+            "    'u': [Shard(0)],\n    'v': [Shard(0)],  # on device 25% disk 75% along E\n"
+            "    'w': [Shard(0)],  # on host\n"
+        )),
+        ("jax", "", "    'u': P('x'),\n    'v': P('x'),\n    'w': P('x'),  # on host: memory_kind='pinned_host'\n"),
+    ],
+)  # fmt: skip
+def test_memories_stand_beside_layouts(to: str, shared: str, lines: str, shardwright: Run, tmp_path: Path) -> None:
+    (tmp_path / "f.shard").write_text(f"""
         mesh x=2
         dim B=8 E=16
-        weights {
+        weights {{
           u: f32 E_x
-          v: f32 E_x on device 25% disk 75% along E
+          v: f32 E_x{shared}
           w: f32 E_x on host
-        }
-        func f(x: f32 BE_x) -> f32 BE_x {
+        }}
+        func f(x: f32 BE_x) -> f32 BE_x {{
           return x * u * v * w
-        }
+        }}
     """)
-    done = shardwright("export", tmp_path / "f.shard", "--as", "dtensor")
+    done = shardwright("export", tmp_path / "f.shard", "--as", to)
     assert done.status == 0, done.err
-    assert "    'u': [Shard(0)],\n    'v': [Shard(0)],  # on device 25% disk 75% along E\n" in done.out
-    assert "    'w': [Shard(0)],  # on host\n" in done.out
-
-
-def test_host_memory_stands_beside_the_layout(shardwright: Run, tmp_path: Path) -> None:
-    (tmp_path / "f.shard").write_text("""
-        mesh x=2
-        dim B=8 E=16
-        weights {
-          w: f32 E_x on host
-          v: f32 E_x
-        }
-        func f(x: f32 BE_x) -> f32 BE_x {
-          return x * w * v
-        }
-    """)
-    done = shardwright("export", tmp_path / "f.shard", "--as", "jax")
-    assert done.status == 0, done.err
-    assert "    'w': P('x'),  # on host: memory_kind='pinned_host'\n    'v': P('x'),\n" in done.out
+    assert lines in done.out

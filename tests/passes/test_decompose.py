@@ -74,7 +74,7 @@ def test_masks_at_the_ends_of_int32(pos: int | None, window: str) -> None:
         (found,), _ = evaluate(Decompose().run(before), "f", inputs)
     first, width = pos or 0, int(window.partition("=")[2] or 2**31)
     width = width if width < 2**31 else 2**40
-    seen = [[l + first - width < t <= l + first for t in range(8)] for l in range(4)]  # noqa: E741
+    seen = [[last - width < t <= last for t in range(8)] for last in range(first, first + 4)]
     assert (np.nan_to_num(np.asarray(wanted, np.float64)) > 0).tolist() == seen
     np.testing.assert_allclose(np.asarray(found, np.float64), np.asarray(wanted, np.float64), rtol=1e-12)
     (found,), _ = run_program(complete(before), "f", inputs)

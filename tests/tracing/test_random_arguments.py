@@ -125,7 +125,7 @@ def shapes(*layers: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(("function", "layers"), [(chain, (15,)), (chain, (30,)), (nested, (3, 5)), (mixed, (20,))])
 def test_layers_that_amplify_rounding_are_compared_at_smaller_weights(function: Any, layers: tuple[int, ...]) -> None:
-    """Of weights of variance 1 a unit in the last place is all of the result 30 layers later."""
+    """A unit in the last place is all of the result after 30 layers with weights of variance 1."""
     made = trace(function, shapes(*layers))
     made.require_agreement()
     assert made.at_smaller
