@@ -1,7 +1,7 @@
 """The layout problem: values and uses as variables, and what relates them, before anything is chosen.
 
 Every operation is a table of its strategies, every value a tree of movements from the layout in which it is made
-to those in which it is used. `cost.choosing.program_layouts` makes the problem of a program, `cost.choosing.placement`
+to those in which it is used. `cost.choosing.problem_builder` makes the problem of a program, `cost.choosing.placement`
 solves it.
 """
 

@@ -36,7 +36,7 @@ from shardwright.cost.choosing.layout_problem import (
 )
 from shardwright.cost.choosing.layout_solution import CostTables, Effort, LayoutSolution
 from shardwright.cost.choosing.layouts import Moves, moving_costs
-from shardwright.cost.choosing.program_layouts import repeated_work
+from shardwright.cost.choosing.problem_builder import repeated_work
 from shardwright.cost.choosing.work_limit import OutOfWorkError
 from shardwright.cost.movements.movement import Collective
 from shardwright.ir.diagnostics import DiagnosticError, fault

@@ -10,7 +10,7 @@ from shardwright.cost.choosing.axis_groups import axis_groups
 from shardwright.cost.choosing.kernel_shares import Structure, structure_of
 from shardwright.cost.choosing.layout_codes import Codes
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, StrategyTable, Within
-from shardwright.cost.choosing.program_layouts import ProblemBuilder
+from shardwright.cost.choosing.problem_builder import ProblemBuilder
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Func, Program, Value
 from shardwright.ir.types import OpenType, Partial, ValueType, axis_set

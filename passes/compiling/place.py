@@ -15,7 +15,7 @@ from shardwright.cost.choosing.layout_problem import Location, PlacementOptions,
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import MOST_ENTRIES, LimitedPlacement, PlacementProof
 from shardwright.cost.choosing.objective import SOLVERS, Objective, chip_for
-from shardwright.cost.choosing.program_layouts import restricts
+from shardwright.cost.choosing.problem_builder import restricts
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
