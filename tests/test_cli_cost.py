@@ -53,7 +53,7 @@ def test_a_table_says_what_bounds_each_kernel(shardwright: Callable, tmp_path: P
     assert got.status == 0
     assert got.out.startswith("ffn on 4 tpu-v4 (datasheet)\n\nvalue ")
     assert "64 x 256 x 1024" in got.out
-    assert "fits in 34.4 GB" in got.out
+    assert "fits in 33 GB" in got.out
 
 
 def test_a_target_stands_beside_each_prediction(

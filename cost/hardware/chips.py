@@ -123,6 +123,7 @@ class Inherited:
 class Chip:
     """One accelerator: memory in bytes, rates a second, interconnect; `sources` says where figures are from.
 
+    `memory_bytes` are what programs may use, beside the `reserved_bytes` that the chip's runtime keeps for itself.
     Matrix products are computed in tiles of `matmul_tile`, [m, n, k]; `vector_ops_per_s` are instructions of one lane
     of the vector units, None where nothing is said of them and they count as free. `calibrated` are the constants that
     came out of measurements, None where there are none; then it may have `inherited` ones. `family` are those that
@@ -145,6 +146,7 @@ class Chip:
     inherited: Inherited | None = None
     expected_error: float | None = None
     family: Constants | None = None
+    reserved_bytes: float = 0.0
 
     @property
     def constants(self) -> Constants:
@@ -317,7 +319,9 @@ def _chip(table: TomlTable, *, alone: bool = False) -> Chip:
     """The chip of a file; of one `alone` in its machine nothing need be said of an interconnect."""
     name = table.text("name")
     no_network = table.optional("interconnect", lambda _: False, alone)
-    memory_bytes = table.size("memory")
+    memory_bytes, reserved_bytes = table.size("memory"), table.optional("reserved", table.size, 0.0)
+    if reserved_bytes >= memory_bytes:
+        raise table.bad("reserved", "must be less than `memory`: it is the part that programs do not get")
     memory_bytes_per_s = table.positive("memory_bytes_per_s")
     rates = table.table("flops_per_s")
     flops_per_s = rates.each(rates.positive, _DTYPES)
@@ -325,7 +329,7 @@ def _chip(table: TomlTable, *, alone: bool = False) -> Chip:
         raise table.bad("flops_per_s", "must give at least one rate, such as `bf16 = 2.75e14`")
     return Chip(
         name,
-        memory_bytes,
+        memory_bytes - reserved_bytes,
         memory_bytes_per_s,
         flops_per_s,
         Switched(()) if no_network else table.inside("interconnect", _interconnect),
@@ -339,6 +343,7 @@ def _chip(table: TomlTable, *, alone: bool = False) -> Chip:
         table.optional("inherits", partial(_inherited, table), None),
         table.optional("expected_error", table.positive, None),
         table.optional("family", partial(table.inside, build=_calibrated), None),
+        reserved_bytes,
     )
 
 

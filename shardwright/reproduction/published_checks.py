@@ -34,7 +34,8 @@ class LongestContext:
 
     def positions(self, bytes_per_position: float) -> int:
         """The positions that fit, where a chip holds so many bytes of each."""
-        return int(_CACHE_SHARE * load_chip("tpu-v4").memory_bytes // bytes_per_position)
+        chip = load_chip("tpu-v4")
+        return int(_CACHE_SHARE * (chip.memory_bytes + chip.reserved_bytes) // bytes_per_position)
 
 
 def longest_contexts() -> list[LongestContext]:

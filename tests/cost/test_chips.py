@@ -47,7 +47,7 @@ def test_every_published_chip_is_there() -> None:
 def test_figures(name: str, memory: float, bandwidth: float, bf16: float, int8: float) -> None:
     chip = load_chip(name)
     assert chip.name == name
-    assert (chip.memory_bytes, chip.memory_bytes_per_s) == (memory, bandwidth)
+    assert (chip.memory_bytes + chip.reserved_bytes, chip.memory_bytes_per_s) == (memory, bandwidth)
     assert (chip.rate("bf16"), chip.rate("int8")) == (bf16, int8)
     assert {"memory", "flops_per_s", "links"} <= set(chip.sources)
 
@@ -278,6 +278,12 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
             '"80 GB" (10^9) [bad-value]\n'
             "  memory = 1e9\n"
             "  ^^^^^^",
+        ),
+        (
+            '"1 GiB"',
+            '"1 GiB"\nreserved = "1.1 GB"',
+            "mine.toml:3:1: error: `reserved` must be less than `memory`: it is the part that programs do not get"
+            ' [bad-value]\n  reserved = "1.1 GB"\n  ^^^^^^^^',
         ),
         (
             "bf16 = 1e12",

@@ -121,7 +121,7 @@ def test_more_positions_than_a_model_has() -> None:
 
 def test_weights_that_the_chips_do_not_hold() -> None:
     found, line = message(HEAD + "x,palm-62b,2,tpu-v4,20,8,4,total,1\n")
-    assert found.endswith("GB of bf16 weights, and 2 tpu-v4 hold 69 GB")
+    assert found.endswith("GB of bf16 weights, and 2 tpu-v4 hold 66 GB")
     assert line == 2
 
 

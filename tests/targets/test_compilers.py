@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -338,13 +339,16 @@ func f(x: BE, w: EF) -> BF { return x @ w }
 """
 
 
-@pytest.mark.parametrize("target", ["tpu-v5e:2x4", "h100:8"])
+@pytest.mark.parametrize("target", ["tpu-v4:2x2x2", "tpu-v5e:2x4", "tpu-v5p:2x2x2", "tpu-v6e:2x4", "h100:8"])
 def test_what_does_not_fit_is_told_by_size(target: str) -> None:
+    """The memory that the price allows a program is there for it."""
     (error,) = explained(HUGE, target).errors
     (diagnostic,) = error.diagnostics
     assert diagnostic.code == "target-memory"
     assert diagnostic.message.startswith(f"f does not fit {target}: it takes 27")
     assert diagnostic.notes[-1].message.startswith("take more chips")
+    (has,) = re.findall(r"has ([\d.]+) GB", diagnostic.message)
+    assert load_chip(target.partition(":")[0]).memory_bytes <= 1.001e9 * float(has)
 
 
 FUNCTION = """
