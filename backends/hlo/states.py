@@ -263,6 +263,26 @@ def renamed(state: State, taken: Iterable[int]) -> State:
     )
 
 
+def numbered(state: State) -> State:
+    """The state with blocks numbered where digits count on in each other and blocks begin within an index of the first
+    of them, as those of a slice do: such a coordinate becomes one of its own, on which blocks follow each other."""
+    made = state
+    for where, table in state.starts:
+        digits = sorted((d for dim in state.dims for d in dim if d[1] == where), key=stride, reverse=True)
+        if len(digits) < 2 or not all(isinstance(steps, int) and steps > 0 for _, _, steps in digits):
+            continue
+        size, step = digits[0][0] * stride(digits[0]), stride(digits[0])
+        begins = sorted(set(table))
+        counts = all(stride(a) == b[0] * stride(b) for a, b in itertools.pairwise(digits))
+        apart = all(b - a >= size for a, b in itertools.pairwise(begins))
+        if counts and apart and any(begin % step for begin in begins):
+            made = replace(
+                made, starts=(made.starts - {(where, table)}) | {(where, tuple(size * n for n in ranked(table)))}
+            )
+            made = renamed(made, [where])
+    return made
+
+
 def moved(state: State, sources: Sequence[int]) -> State:
     """The state after each device has taken over the array of the one that `sources` names."""
 

@@ -328,6 +328,40 @@ def test_a_sum_over_the_wrong_axis_that_somebody_wrote(axis: str, after: Callabl
     assert reasons == ([] if axis == "b" else [used if after is jnp.tanh else waits])
 
 
+SPLIT_K = """HloModule parts, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}}
+
+ENTRY %main (x: f32[6,5], w: f32[5,11], v: f32[4,5]) -> f32[6,5] {{
+  %x = f32[6,5] parameter(0), sharding={{replicated}}
+  %w = f32[5,11] parameter(1), sharding={{devices=[1,8]<=[8]}}
+  %v = f32[4,5] parameter(2), sharding={{devices=[8,1]<={order}}}
+  %h = f32[6,11] dot(%x, %w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  %up = f32[6,4] slice(%h), slice={{[0:6], [4:8]}}
+  %rows = f32[6,2,2] bitcast(%up)
+  %columns = f32[2,2,5] bitcast(%v)
+  %y = f32[2,6,5] dot(%rows, %columns), lhs_batch_dims={{1}}, lhs_contracting_dims={{2}}, rhs_batch_dims={{0}}, rhs_contracting_dims={{1}}
+  %zero = f32[] constant(0)
+  %z = f32[6,5] reduce(%y, %zero), dimensions={{0}}, to_apply=%add
+  ROOT %r = f32[6,5] all-reduce(%z), replica_groups={{{{0,1,2,3,4,5,6,7}}}}, to_apply=%add
+}}
+"""  # noqa: E501
+
+
+def test_a_part_of_a_packed_product_summed_in_steps() -> None:
+    """Its blocks begin within a step, since the packed weight's blocks are no multiple of it."""
+    mesh = {"x": 2, "y": 4}
+    assert faults_of(parse(SPLIT_K.format(order="[8]")), mesh) == []
+    (fault,) = faults_of(parse(SPLIT_K.format(order="[2,4]T(1,0)")), mesh)
+    assert fault.reason == (
+        "contracts or pairs different blocks, along x y: dimension 1 split along x y, dimension 0 split along x y"
+    )
+
+
 TWELVE = """HloModule twelve, num_partitions=12
 
 ENTRY %main (x: f32[16,16]) -> f32[16,16] {

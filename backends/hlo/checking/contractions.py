@@ -82,6 +82,7 @@ class ContractionStep(CheckedInstruction):
         b = apart(a, b, always=True)
         pairs = [*zip(*batch, strict=True), *zip(*summed, strict=True)]
         made = joint(a, b, pairs, summed=True)
+        a, b = made.a, made.b
         doubt = bool(a.open or b.open)
         if made.clash is not None and not doubt:
             left, right = pairs[made.clash]
@@ -89,7 +90,7 @@ class ContractionStep(CheckedInstruction):
                 return self.fault(f"contracts or pairs blocks of dimension {left} in different orders", by_block=True)
             return self.fault(
                 f"contracts or pairs different blocks, along {self.checker.along(made.along)}: dimension {left} "
-                f"{told(made.a, left, self.checker)}, dimension {right} {told(made.b, right, self.checker)}",
+                f"{told(a, left, self.checker)}, dimension {right} {told(b, right, self.checker)}",
                 by_block=True,
             )
         parts: list[list[Part]] = made.parts[: len(batch[0])]
@@ -98,7 +99,7 @@ class ContractionStep(CheckedInstruction):
         for part in made.parts[len(batch[0]) :]:
             elastic |= is_loose(digit for digit, _ in part) and bool(part)
             for digit, table in part:
-                if table is not None and digit[1] in a.soft | b.soft and self._both_soft(made.a, made.b, table):
+                if table is not None and digit[1] in a.soft | b.soft and self._both_soft(a, b, table):
                     made.hidden[new_coordinate()] = (
                         table  # addends, or parts of a dimension of extent 1 that was left out
                     )
@@ -106,7 +107,7 @@ class ContractionStep(CheckedInstruction):
                     tables |= self.primes([table])
         hidden = together(a, b) | made.hidden
         used = (set(batch[0]) | set(summed[0]), set(batch[1]) | set(summed[1]))
-        for state, taken in zip((made.a, made.b), used, strict=True):
+        for state, taken in zip((a, b), used, strict=True):
             parts.extend(dim for at, dim in enumerate(state.parts()) if at not in taken)
         away = a.open | b.open | (self.all_tables(a, b) if made.unknown else frozenset[Table]())
         if a.zero or b.zero:

@@ -14,6 +14,7 @@ from shardwright.backends.hlo.states import (
     Part,
     State,
     new_coordinate,
+    numbered,
     renamed,
     stride,
 )
@@ -169,7 +170,8 @@ def joint(a: State, b: State, pairs: Sequence[tuple[int, int]], *, summed: bool 
             unlike.add(at)
         else:
             dims_a[left], dims_b[right] = tuple(both[0]), tuple(both[1])
-    made = Joint(replace(a, dims=tuple(dims_a)), replace(b, dims=tuple(dims_b)), bool(unlike), summed)
+    a, b = numbered(replace(a, dims=tuple(dims_a))), numbered(replace(b, dims=tuple(dims_b)))
+    made = Joint(a, b, bool(unlike), summed)
     parts_a, parts_b = made.a.parts(), made.b.parts()
     for at, (left, right) in enumerate(pairs):
         made.parts.append(parts_a[left] if at in unlike else _joined(parts_a[left], parts_b[right], made, at))
