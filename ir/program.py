@@ -249,6 +249,11 @@ class Scope:
             found = self.seen[name] = slice_view(kind, self.loops, outside)
         return found
 
+    def shows_slice(self, name: str) -> bool:
+        """Tells whether a value is seen here without dimensions of loops inside which it is not defined."""
+        kind, outside = self.values[name]
+        return any(loop.dim in kind.names for loop in self.loops[outside:])
+
     def define(self, value: Value) -> None:
         self.values[value.name] = (value.type, len(self.loops))
         self.seen.pop(value.name, None)

@@ -33,12 +33,14 @@ _SHAPES = {"tpu-v4": "4x4x4", "tpu-v5e": "4x4", "tpu-v5p": "4x4x4", "tpu-v6e": "
 
 @dataclass(frozen=True)
 class Platform:
-    """A compiler: JAX's name for its platform, the compiler's, the modules that bring it, and their extra."""
+    """A compiler: JAX's name for its platform, the compiler's, the modules that bring it, and their extra; whether it
+    copies loops' slices of weights and caches before they are read."""
 
     name: str
     compiler: str
     modules: tuple[str, ...]
     extra: str
+    copies_slices: bool = False
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -53,7 +55,7 @@ class Platform:
 
 PLATFORMS = {
     "tpu": Platform("tpu", "libtpu", ("jax", "libtpu"), "tpu"),
-    "cuda": Platform("cuda", "XLA for GPUs", ("jax", "jax_cuda12_plugin"), "cuda"),
+    "cuda": Platform("cuda", "XLA for GPUs", ("jax", "jax_cuda12_plugin"), "cuda", copies_slices=True),
     "cpu": Platform("cpu", "XLA for CPUs", ("jax",), "jax"),
 }
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from shardwright.cost.kernels.body import BodyKernels, Kernel, fused
 from shardwright.cost.kernels.fusion import pointwise
-from shardwright.ir.ops import Store, Update
+from shardwright.ir.ops import AllGather, Attend, Contract, Store, Update
 from shardwright.ir.program import Free, Func, Loop, Program, Scope, SetState, Value
 from shardwright.ir.types import TensorType, Tier
 from shardwright.ir.walk import names_freed, names_read, operand_names
@@ -50,11 +50,14 @@ class MemoryUse:
         return self.weights + self.state + self.activations
 
 
-def memory_of(program: Program, func: Func, tier: Tier = Tier.DEVICE) -> MemoryUse:
+def memory_of(program: Program, func: Func, tier: Tier = Tier.DEVICE, *, copied_slices: bool = False) -> MemoryUse:
     """The bytes of one memory, the chip's own by default, that one call of a function of an explicit program needs for
     each chip.
 
-    Raises TypeError where a type still has holes.
+    With `copied_slices` the loops' slices of what lies outside of them are copied before products and attention read
+    them, those of all products of one operand at once, also where they are gathered before; those that are gathered
+    along one axis, with what gathers make of them, at the beginning of a trip. Raises TypeError where a type still has
+    holes.
     """
     weights = sum(bytes_on(value.concrete, program.mesh, tier) for value in program.weights)
     state = sum(bytes_on(value.concrete, program.mesh, tier) for value in program.state)
@@ -62,7 +65,8 @@ def memory_of(program: Program, func: Func, tier: Tier = Tier.DEVICE) -> MemoryU
     block = fused(program, func.body, scope, func.returns)
     arguments = [value.name for value in func.params]
     outside = {value.name for value in (*program.weights, *program.state)}
-    peak = _Liveness(program, block, tier, outside, func.returns).peak(arguments, kept=arguments)
+    walk = _Liveness(program, block, tier, outside, func.returns, copied_slices)
+    peak = walk.peak(arguments, kept=arguments)
     live = tuple(sorted(peak.live, key=lambda value: -value.bytes))
     return MemoryUse(weights, state, peak.bytes, live, peak.at)
 
@@ -88,6 +92,47 @@ class _Peak:
         return sum(value.bytes for value in self.live)
 
 
+@dataclass(frozen=True, slots=True)
+class _CopiedSlices:
+    """The slices of a block that are copied: what is held for gathers along one axis when the block begins, `gathered`
+    values among it; and for each value that products or attention read what copies they read beside it, gathered slices
+    among them."""
+
+    early: frozenset[str] = frozenset()
+    gathered: frozenset[str] = frozenset()
+    beside: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+
+    @staticmethod
+    def of(block: BodyKernels, mesh: Mapping[str, int]) -> _CopiedSlices:
+        early, gathered, slices = set[str](), set[str](), set[str]()
+        beside: dict[str, frozenset[str]] = {}
+        for kernel in block.steps:
+            if not isinstance(kernel, Kernel):
+                continue
+            reads = {block.source(read.name) for read in kernel.reads}
+            slices |= {name for name in reads if block.scope.shows_slice(name)}
+            copied, made = reads & slices, {result.name for result in kernel.root.results}
+            match kernel.heavy.operation:
+                case AllGather(axes=axes) if reads == copied:
+                    slices |= made
+                    early |= reads | made if len(axes) == 1 else set()
+                    gathered |= made if len(axes) == 1 else set()
+                case Contract():
+                    beside |= {name: beside.get(name, frozenset()) | copied for name in reads - copied}
+                case Attend() if copied:
+                    largest = max(copied, key=lambda name: block.types[name].local_bytes(mesh))
+                    beside |= {name: frozenset({largest}) for name in reads - copied}
+                case _:
+                    pass
+        return _CopiedSlices(frozenset(early), frozenset(gathered), beside)
+
+    def read_by(self, kernel: Kernel, block: BodyKernels) -> set[str]:
+        """The copies that are there while a kernel runs."""
+        if not isinstance(kernel.heavy.operation, Contract | Attend):
+            return set()
+        return {name for read in kernel.reads for name in self.beside.get(block.source(read.name), ())}
+
+
 @dataclass
 class _Liveness:
     """Walks one block. `outside` are names whose bytes the caller counts: weights, state, values captured by a loop."""
@@ -97,6 +142,7 @@ class _Liveness:
     tier: Tier
     outside: set[str]
     returned: Sequence[str]
+    copied_slices: bool
     owners: dict[str, str] = field(default_factory=dict[str, str])
     """Where a value lies in the bytes of another: updates in place."""
     values: dict[str, LiveValue] = field(default_factory=dict[str, LiveValue])
@@ -110,7 +156,9 @@ class _Liveness:
             last[self._source(name)] = len(steps)
         live = {self._source(name): self._live(self._source(name)) for name in begin}
         live = {name: value for name, value in live.items() if name not in self.outside}
-        best = _Peak(_held(live), "")
+        copies = _CopiedSlices.of(self.block, self.program.mesh) if self.copied_slices else _CopiedSlices()
+        best = _Peak(_held(live | self._all(copies.early)), "")
+        live |= self._all(copies.gathered)
         for number, step in enumerate(steps):
             dying = {name for name in live if last.get(name, -1) <= number}
             match step:
@@ -121,14 +169,14 @@ class _Liveness:
                     made = self._written(number, step, dying, last)
                     reused = self._overwritten(step, dying, made)
                     now = {name: value for name, value in live.items() if name not in reused}
-                    now |= {name: self._live(name) for name in made}
+                    now |= self._all([*made, *copies.read_by(step, self.block)])
                     here = _Peak(_held(now), step.heavy.results[0].name)
                     best = max(best, here, key=lambda peak: peak.bytes)
                 case SetState():
                     continue
                 case Free():
                     made = []
-            live |= {name: self._live(name) for name in made}
+            live |= self._all(made)
             live = {name: value for name, value in live.items() if last.get(name, -1) > number}
         return best
 
@@ -140,7 +188,7 @@ class _Liveness:
         scope = self.block.scope.inside(loop)
         outside = set(scope.values) - {carry.value.name for carry in loop.carries}
         block = fused(self.program, loop.body, scope, loop.following)
-        body = _Liveness(self.program, block, self.tier, outside, loop.following)
+        body = _Liveness(self.program, block, self.tier, outside, loop.following, self.copied_slices)
         inner = body.peak([carry.value.name for carry in loop.carries])
         return _Peak((*through, *inner.live), inner.at)
 
@@ -203,6 +251,9 @@ class _Liveness:
         while name in self.owners:
             name = self.block.source(self.owners[name])
         return name
+
+    def _all(self, names: Iterable[str]) -> dict[str, LiveValue]:
+        return {name: self._live(name) for name in names}
 
     def _live(self, name: str) -> LiveValue:
         if name not in self.values:

@@ -89,7 +89,8 @@ def explain_program(
     from shardwright.cost.movements.traffic import bytes_received
     from shardwright.cost.programs.memory import memory_of
 
-    text = emit(program, in_digits=in_digits, forms=parse_target(target).forms)
+    on = parse_target(target)
+    text = emit(program, in_digits=in_digits, forms=on.forms)
     explained = _explain_text_of_module(text, target, program.mesh, functions, time_limit_s)
     reports: list[FunctionReport] = []
     for report in explained.functions:
@@ -106,7 +107,7 @@ def explain_program(
                 collectives=tuple(replace(c, source=place(*c.statements)) for c in report.collectives),
                 faults=tuple(replace(f, source=place(f.statement)) for f in report.faults),
                 written_bytes_received=bytes_received(program, func).bytes,
-                predicted_peak_bytes=memory_of(program, func).peak,
+                predicted_peak_bytes=memory_of(program, func, copied_slices=on.platform.copies_slices).peak,
             )
         )
     return replace(explained, functions=tuple(reports))

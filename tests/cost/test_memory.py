@@ -11,10 +11,10 @@ from shardwright.ir.verification.completion import complete
 from shardwright.passes.pipelines import explicit
 
 
-def memory(text: str) -> MemoryUse:
+def memory(text: str, *, copied_slices: bool = False) -> MemoryUse:
     """Of the function f."""
     made = complete(program(text))
-    return memory_of(made, made.func("f"))
+    return memory_of(made, made.func("f"), copied_slices=copied_slices)
 
 
 def live(found: MemoryUse) -> list[tuple[str, int]]:
@@ -145,3 +145,52 @@ def test_holes_are_refused() -> None:
     made = program("mesh x=2\ndim E=4\nfunc f(a: E_x) -> E {\n  b: E? = a + a\n  return b\n}\n")
     with pytest.raises(TypeError, match="still has holes"):
         memory_of(made, made.func("f"))
+
+
+LAYERS = """
+mesh x=2
+dim N=3 B=4 E=8 F=32
+weights {
+  gate: NEF_x
+  up: NEF_x
+  down: NF_xE
+}
+func f(a: BE) -> BE {
+  y: BE = loop[N](h: BE = a) {
+    g: BF_x = h @ gate
+    i: BF_x = g * h @ up
+    p: BE(partialsum-x) = i @ down
+    next all_reduce[x](p)
+  }
+  return y
+}
+"""
+
+
+def test_copied_slices_of_all_products_of_one_operand_are_there_at_once() -> None:
+    """The slices of `gate` and `up` take 256 bytes on a chip each; they are there as long as products of h run."""
+    plain, copied = memory(LAYERS), memory(LAYERS, copied_slices=True)
+    assert plain.activations == 64 + 64 + 128 + 128
+    assert copied.activations == plain.activations + 2 * 256
+    assert {("gate", 256), ("up", 256)} <= set(live(copied))
+    assert copied.weights == plain.weights
+
+
+def test_what_is_gathered_of_slices_along_one_axis_is_there_from_the_beginning_of_a_trip() -> None:
+    """`w` is gathered after the products of h in the text, and held while they run."""
+    text = LAYERS.replace("p: BE", "w: FE = all_gather[x](down)\n    p: BE").replace("i @ down", "i @ slice[x -> F](w)")
+    assert {("gate", 256), ("up", 256), ("w", 512)} <= set(live(memory(text, copied_slices=True)))
+
+
+def test_copied_slices_outside_of_loops_are_none() -> None:
+    text = """
+mesh x=2
+dim B=4 E=8 F=32
+weights {
+  w: EF_x
+}
+func f(a: BE) -> BF_x {
+  return a @ w
+}
+"""
+    assert memory(text, copied_slices=True) == memory(text)
