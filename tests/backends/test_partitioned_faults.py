@@ -17,8 +17,10 @@ from oracles.hlo_mutations import mutants
 from oracles.partitioned_modules import random_module
 
 from shardwright import explain
+from shardwright.backends.hlo.checking.dimensions import joint
 from shardwright.backends.hlo.faults import faults_of
 from shardwright.backends.hlo.module import parse
+from shardwright.backends.hlo.states import State
 
 jax = cast(Any, import_module("jax"))
 jnp = cast(Any, import_module("jax.numpy"))
@@ -360,6 +362,47 @@ def test_a_part_of_a_packed_product_summed_in_steps() -> None:
     assert fault.reason == (
         "contracts or pairs different blocks, along x y: dimension 1 split along x y, dimension 0 split along x y"
     )
+
+
+OPEN = """HloModule open, num_partitions=4
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: f32[2,8], w: f32[16,3]) -> f32[2,3] {
+  %x = f32[2,8] parameter(0), sharding={devices=[2,2]<=[4]}
+  %w = f32[16,3] parameter(1), sharding={replicated}
+  %h = f32[2,8] custom-call(%x), custom_call_target="unlike"
+  %one = f32[1,2,8] bitcast(%h)
+  %all = f32[4,2,8] all-gather(%one), replica_groups={{0,1,2,3}}, dimensions={0}
+  %id = u32[] partition-id()
+  %table = s32[4] constant({0, 0, 2, 2})
+  %at = s32[1] dynamic-slice(%table, %id), dynamic_slice_sizes={1}
+  %row = s32[] bitcast(%at)
+  %zero = s32[] constant(0)
+  %own = f32[2,2,8] dynamic-slice(%all, %row, %zero, %zero), dynamic_slice_sizes={2,2,8}
+  %rows = f32[2,2,8] transpose(%own), dimensions={1,0,2}
+  %wide = f32[2,16] bitcast(%rows)
+  ROOT %y = f32[2,3] dot(%wide, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+def test_what_is_gathered_of_unlike_blocks_may_be_of_several_dimensions() -> None:
+    """Each device takes the half of what all hold that is of its rows, whole along the other dimension."""
+    assert faults_of(parse(OPEN), {"x": 2, "y": 2}) == []
+
+
+@pytest.mark.parametrize(("soft", "clash"), [({2}, None), (set[int](), 0)])
+def test_where_an_index_that_was_picked_stands_says_nothing(soft: set[int], clash: int | None) -> None:
+    """Both hold the same half of 24; one shows that as a dimension of extent 1 behind the one of 4."""
+    half = (0, 0, 1, 1)
+    a = State((((4, 1, 1),), ((1, 2, 1), (3, 3, 1))), frozenset({(2, half)}), soft=frozenset(soft))
+    b = State((((4, 5, 3),), ((3, 5, 1),)), frozenset({(5, tuple(12 * n for n in half))}))
+    assert joint(a, b, [(0, 0), (1, 1)], summed=True).clash == clash
 
 
 TWELVE = """HloModule twelve, num_partitions=12

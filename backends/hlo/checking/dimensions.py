@@ -162,7 +162,24 @@ class Joint:
 
 
 def joint(a: State, b: State, pairs: Sequence[tuple[int, int]], *, summed: bool = False) -> Joint:
-    """The dimensions that `pairs` of two operands' dimensions make, of a contraction where they are `summed`."""
+    """The dimensions that `pairs` of two operands' dimensions make, of a contraction where they are `summed`. Where
+    they clash, indices that may as well stand elsewhere are tried as hidden ones."""
+    made = _joint(a, b, pairs, summed)
+    if made.clash is not None and (loose := (_without_picked(a), _without_picked(b))) != (a, b):
+        again = _joint(*loose, pairs, summed)
+        return made if again.clash is not None else again
+    return made
+
+
+def _without_picked(state: State) -> State:
+    """The state without digits of size 1 of soft coordinates that show themselves in these alone: their places in a
+    dimension say nothing, since transpositions and reshapes move dimensions of extent 1 freely."""
+    wide = {where for dim in state.dims for n, where, _ in dim if n > 1}
+    dims = tuple(tuple(d for d in dim if d[0] > 1 or d[1] in wide or d[1] not in state.soft) for dim in state.dims)
+    return replace(state, dims=dims)
+
+
+def _joint(a: State, b: State, pairs: Sequence[tuple[int, int]], summed: bool) -> Joint:
     dims_a, dims_b, unlike = list(a.dims), list(b.dims), set[int]()
     for at, (left, right) in enumerate(pairs):
         both = refined(a.dims[left], b.dims[right])

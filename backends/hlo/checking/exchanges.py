@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -172,10 +173,14 @@ class ExchangeStep(CheckedInstruction):
             return self.fault(reason)
         first = self._members([state], groups)[0]
         left = self._equalled(state, groups).but(starts=first.starts)
-        if made.reason is None and not (made.is_constant and any(varies(t, groups) for t in state.open)):
-            return led(left, axis, made)
-        dims = [d if at != axis else whole_digit(len(groups[0]) * extent(d)) for at, d in enumerate(left.dims)]
-        return placed(dims, left, open=left.open | ({self.checker.apart} if made.reason else frozenset[Table]()))
+        if made.reason is not None:
+            dims = [d if at != axis else whole_digit(len(groups[0]) * extent(d)) for at, d in enumerate(left.dims)]
+            return placed(dims, left, open=left.open | {self.checker.apart})
+        if any(varies(t, groups) for t in state.open):  # unlike blocks, perhaps of several dimensions
+            known = made.coordinates
+            made = replace(made, digits=tuple(whole_digit(d[0])[0] if d[1] is None else d for d in made.digits))
+            left = replace(left, soft=left.soft | (made.coordinates - known))
+        return led(left, axis, made)
 
     def _ungathered(self, state: State, groups: Groups, axis: int, made: Succession) -> str | None:
         """Why the members of groups do not have the blocks of a dimension, one after the other."""
