@@ -9,7 +9,7 @@ from shardwright.ir.ops import Alias
 from shardwright.ir.program import Func, Let, Marking, Program, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Axes, OpenType, TensorType, axis_set
-from shardwright.ir.walk import Position, Site, map_bodies, map_sites, rename_operands
+from shardwright.ir.walk import Position, Site, map_sites, with_body, with_operands
 from shardwright.passes.transformations.projections import Dataflow, is_demanded_alias
 
 Gathers = Mapping[str, Axes]
@@ -42,20 +42,23 @@ def _gathered_over(stored: Value, use: Let) -> Axes | None:
 def without_gathers(program: Program, func: Func, weights: Collection[str] | None = None) -> Func:
     """Uses of weights (of these, or of all) in other layouts go back to the weights as they are stored."""
     flow = Dataflow(program, func)
-    stored: dict[str, str] = {}
-    for statement, _ in func.walk():
-        if isinstance(statement, Let) and is_demanded_alias(statement):
-            source = str(statement.operands[0])
-            source = stored.get(source, source)
-            wanted = source in flow.weights and (weights is None or source in weights)
-            if wanted and statement.result.name not in func.returns:
-                stored[statement.result.name] = source
 
-    def rewrite(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        kept = (s for s in body if not (isinstance(s, Let) and s.result.name in stored))
-        return tuple(rename_operands(statement, stored) for statement in kept)
+    def rewritten(body: tuple[Statement, ...], stored: dict[str, str]) -> tuple[Statement, ...]:
+        made: list[Statement] = []
+        for statement in body:
+            if isinstance(statement, Let) and is_demanded_alias(statement):
+                source = str(statement.operands[0])
+                source = stored.get(source, source)
+                wanted = source in flow.weights and (weights is None or source in weights)
+                if wanted and statement.result.name not in func.returns:
+                    stored[statement.result.name] = source
+                    continue
+            known = dict(stored)  # bodies of two loops may use one name
+            within = with_body(statement, lambda inner, known=known: rewritten(inner, known))
+            made.append(with_operands(within, known))
+        return tuple(made)
 
-    return map_bodies(func, rewrite) if stored else func
+    return replace(func, body=rewritten(func.body, {}))
 
 
 def with_gathers(program: Program, func: Func, gathers: Gathers) -> Func:

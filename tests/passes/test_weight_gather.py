@@ -207,6 +207,35 @@ def test_a_matrix_that_two_projections_share_is_gathered_once() -> None:
     assert printed(gathered(source, "x")).count("= w\n") == 1
 
 
+def test_bodies_of_two_loops_may_use_one_name() -> None:
+    """As the opening layers of DeepSeek's and the layers after them do."""
+    loops = "".join(
+        f"""
+          {after}: B_xE = loop[{dim}](h: B_xE = {before}) {{
+            w: EF = {weight}
+            u: FE = {weight}_out
+            y = gelu(h @[E] w) @[F] u
+            next h + y
+          }}"""
+        for before, after, dim, weight in (("x", "opened", "M", "first"), ("opened", "last", "N", "second"))
+    )
+    source = program(f"""
+        mesh x=2
+        dim B=8 E=16 F=32 M=2 N=3
+        weights {{
+          first: MEF_x
+          first_out: MF_xE
+          second: NEF_x
+          second_out: NF_xE
+        }}
+        func f(x: B_xE) -> B_xE {{{loops}
+          return last
+        }}""")
+    back = gathered(source, "none")
+    assert [f"@[E] {name}" in printed(back) for name in ("first", "second", "w")] == [True, True, False]
+    assert largest_error(source, back, unchanged) == 0.0
+
+
 # ---------------------------------------------------------------- faults
 
 
