@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.commands import fit
 from shardwright.cost.movements.movement import duration_text
+from shardwright.prediction.fitting import decode_memory
 
 LAYER = """\
 mesh x=2 y=2
@@ -179,6 +181,27 @@ def test_fit(shardwright: Callable) -> None:
     left = 80e9 - made["weight_bytes_per_chip"]
     assert 0.99 * left / (1024 * per_position) - 1 < made["largest_batch"] <= left / (1024 * per_position)
     assert 0.99 * left / per_position < made["longest_context"] <= left / per_position
+
+
+@pytest.mark.parametrize(("chips", "context"), [(2, 1000), (4, 2048)])
+def test_the_largest_batch_that_fits_is_one_that_axes_may_not_divide(chips: int, context: int) -> None:
+    """Under a weight-gathered layout an odd batch may take less memory than the even one before it."""
+    found = fit("opt-1.3b", "t4", layout="wg-x", chips=chips, context=context)
+
+    def fits(batch: int) -> bool:
+        return decode_memory(found.deployment, batch, context).peak <= found.chip.memory_bytes
+
+    most = found.largest_batch
+    assert [batch for batch in range(most, most + 3 * chips) if fits(batch)] == [most]
+
+
+def test_what_has_no_program_on_any_chips_is_not_said_to_be_too_large(shardwright: Callable) -> None:
+    for option, said in (
+        (("--layout", "ws2"), "there is no layout ws2; "),
+        (("--experts", "all-to-all"), "opt-125m has no experts that tokens could be sent to [no-experts]\n"),
+    ):
+        got = shardwright("fit", "opt-125m", "--chip", "h100", *option)
+        assert (got.status, got.err.startswith(f"opt-125m: error: {said}")) == (1, True)
 
 
 def test_a_model_is_told_apart_from_a_program(shardwright: Callable, tmp_path: Path) -> None:

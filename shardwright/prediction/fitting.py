@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 from shardwright.cost.hardware.chips import Chip, Torus
 from shardwright.cost.programs.memory import MemoryUse, memory_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.text.table import bytes_text
 from shardwright.models.built_in import BuiltIn
 from shardwright.models.description import Model
@@ -86,11 +89,12 @@ def fitting(
     """The fewest chips on which decode of `batch` sequences with `context` positions in the cache fits, or those
     given, and the largest batch (at this context) and longest context (at this batch) there.
 
-    Batches are multiples of the chips where attention is over the batch. Raises where no number of chips is enough.
+    Raises where no number of chips is enough, or what is asked for has no program on any.
     """
     check_positions(model.model, context)
     most = longest_context(model.model)
     bounded = weight_bytes(model.model, weights)
+    priced, trouble = False, None
     for n in [n_chips] if n_chips is not None else n_chips_of(chip):
         if n_chips is None and n * chip.memory_bytes < bounded:
             continue
@@ -100,16 +104,17 @@ def fitting(
                 experts=experts, expert_capacity=expert_capacity,
             )  # fmt: skip
             memory = decode_memory(deployment, batch, context)
-        except DiagnosticError:
+        except DiagnosticError as error:
             if n_chips is not None:
                 raise
-            continue  # the sizes do not divide over so many
+            trouble = trouble or error  # the sizes do not divide over so many
+            continue
+        priced = True
         if n_chips is None and memory.peak > chip.memory_bytes:
             continue
-        step = n if attention == "batch" else 1
 
-        def batch_fits(count: int, deployment: Deployment = deployment, step: int = step) -> bool:
-            return decode_memory(deployment, count * step, context).peak <= chip.memory_bytes
+        def batch_fits(count: int, deployment: Deployment = deployment) -> bool:
+            return decode_memory(deployment, count, context).peak <= chip.memory_bytes
 
         def context_fits(positions: int, deployment: Deployment = deployment) -> bool:
             if most is not None and positions > most:
@@ -118,14 +123,17 @@ def fitting(
 
         dropped = fitted_layout(deployment, batch, 1).dropped
         return FitResult(
-            model, chip, deployment, batch, context, memory, step * largest(batch_fits), largest(context_fits), dropped,
-            n_chips is None,
+            model, chip, deployment, batch, context, memory, largest_batch(deployment.mesh, batch_fits),
+            largest(context_fits), dropped, n_chips is None,
         )  # fmt: skip
+    if trouble is not None and not priced:
+        raise trouble
+    lighter = "int8 weights, " if weights == "bf16" else ""
     raise fault(
         "does-not-fit",
         f"{model.name} does not fit on any number of {chip.name} that its sizes divide over",
         NOWHERE,
-        "take int8 weights, a smaller batch or a shorter context",
+        f"take {lighter}a smaller batch or a shorter context",
     )
 
 
@@ -138,6 +146,26 @@ def decode_memory(deployment: Deployment, batch: int, context: int) -> MemoryUse
 def weight_bytes(model: Model, weights: Weights) -> int:
     """The bytes of all weights together, without scales."""
     return parameters_of(model) * (2 if weights == "bf16" else 1)
+
+
+def largest_batch(mesh: Mesh, fits: Callable[[int], bool]) -> int:
+    """The largest batch that fits; 0 where none does. Of those that the same axes divide together a larger one takes
+    more memory, but one that fewer axes divide may take more than a larger one that all do."""
+    together = {mesh.product(axes) for n in range(len(mesh) + 1) for axes in combinations(mesh.axes, n)}
+
+    def dividing(batch: int) -> set[int]:
+        return {chips for chips in together if batch % chips == 0}
+
+    found = 0
+    for least in {math.lcm(*some) for n in range(len(together) + 1) for some in combinations(sorted(together), n)}:
+
+        def alike(most: int, least: int = least) -> int:
+            """The largest batch up to so many that the same axes divide as the least; 0 where there is none."""
+            divided = range(most // least * least, 0, -least)
+            return next((batch for batch in divided if dividing(batch) == dividing(least)), 0)
+
+        found = max(found, alike(largest(lambda most, alike=alike: not (batch := alike(most)) or fits(batch))))
+    return found
 
 
 def largest(holds: Callable[[int], bool]) -> int:
