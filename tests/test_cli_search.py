@@ -131,6 +131,7 @@ def test_diff(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 WRONG = [
     (["layer.shard", "--objective", "bytes"], "check, opt and compile take --objective bytes\n"),
     (["--problem", "two.json", "--chip", "tpu-v4"], "shardwright search: error: --problem takes no --chip\n"),
+    (["layer.shard", "-o", "-", "--json"], "shardwright search: error: --json needs -o, or no -o at all\n"),
     (["--problem", "two.json", "--explain"], "shardwright search: error: --explain needs FILE\n"),
     (["layer.shard", "--chip", "tpu-v4", "--time-limit", "-1"], "'-1' is not a number from 0 up\n"),
 ]

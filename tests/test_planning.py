@@ -15,7 +15,7 @@ from shardwright.cost.choosing.layout_problem import PlacementOptions, Within
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.choosing.placement import Solver
 from shardwright.cost.choosing.program_problems import ProgramProblems
-from shardwright.cost.hardware.chips import Chip, load_chip
+from shardwright.cost.hardware.chips import Chip, chip_text, load_chip
 from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.mesh import Mesh
@@ -33,6 +33,7 @@ from shardwright.planning import (
     plan_meshes,
     serving_program,
 )
+from shardwright.planning.planner import rounded_up
 from shardwright.prediction.models import active_parameters, model_of
 
 CONFIG = {
@@ -129,6 +130,19 @@ def test_a_model_that_is_too_large(model: str) -> None:
     assert [note.message for note in found.notes][-1] == "--weights int8 halves what the weights take"
 
 
+def test_caches_that_are_too_large(model: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        plan(model, small(), 2, 256, 10**8, batch=4, seconds=3)
+    assert caught.value.diagnostics[0].notes[0].message == (
+        "caches are smaller with a shorter --prompt or --output, or a smaller --batch"
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.0112, 0.00728, 3.141, 99.5, 1.0])
+def test_the_time_to_ask_for_is_no_less_than_what_it_takes(seconds: float) -> None:
+    assert seconds <= float(rounded_up(seconds)) <= 1.1 * seconds
+
+
 def test_without_time_it_keeps_to_what_a_plan_needs(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each phase alone, both together, and one that is the next best; each search as short as there are."""
     asked: list[float] = []
@@ -222,8 +236,15 @@ def test_the_page_and_its_program(
                  "prefill: ", "decode: ", "next best: mesh", f"shardwright cost {out} --chip h100"):  # fmt: skip
         assert word in page.out
     assert "measured times 0.9 to 1.36 times these, as of H100 and H200 in published tables" in page.out
+    file = tmp_path / "own.toml"
+    file.write_text(chip_text("h100"))
+    assert page.out.splitlines()[-1] == f"program in {out}: `shardwright cost {out} --chip h100`"
+    there = shardwright(*("plan", model, "--chip", file), *argv[4:], "-o", out)
+    assert there.out.splitlines()[-1] == f"program in {out}: `shardwright cost {out} --chip {file}`"
+    streamed = shardwright(*argv, "-o", "-")
+    assert (streamed.out, streamed.err.strip().splitlines()[0]) == (out.read_text(), page.out.splitlines()[0])
     told = json.loads(shardwright(*argv, "--time-limit", "2", "--json", "-o", out).out)
-    assert asked[0] == asked[1]
+    assert asked[0] == asked[-1]
     assert {
         "chip", "n_chips", "prefill", "decode", "batch", "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_chip",
         "peak_bytes_per_chip", "expected_error", "binding", "next_best", "program",
@@ -238,6 +259,31 @@ def test_the_page_and_its_program(
     exported = shardwright("export", out, "--as", "jax")
     assert exported.status == 0, exported.err
     assert "model.layers.{layer}.self_attn.q_proj.weight" in exported.out
+
+
+@pytest.mark.parametrize("command", ["plan", "search", "pareto"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_search(
+    command: str, model: str, shardwright: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for searching in ("planning.plan", "searching.rewriting.search_rewrites", "pareto.sweeping.sweep_points"):
+        monkeypatch.setattr(f"shardwright.{searching}", None)
+    (tmp_path / "p.shard").write_text("mesh x=2\ndim B=2\nfunc f(a: B) -> B {\n  return a\n}\n")
+    (tmp_path / "folder.csv").mkdir()
+    argv = {
+        "plan": (model, "--chip", "h100", "--chips", "2", "--prompt", "8", "--output", "8"),
+        "search": (tmp_path / "p.shard",),
+        "pareto": (model, "--chip", "h100", "--chips", "2"),
+    }[command]
+    for out, said in (("none/a.csv", f"there is no folder {tmp_path}/none"), ("folder.csv", "is a directory")):
+        got = shardwright(command, *argv, "-o", tmp_path / out)
+        assert (got.status, got.err) == (1, f"{tmp_path / out}: error: {said} [file]\n")
+
+
+def test_json_and_the_program_are_not_both_on_standard_output(model: str, shardwright: Callable[..., Any]) -> None:
+    got = shardwright(
+        "plan", model, "--chip", "h100", "--chips", "2", "--prompt", "8", "--output", "8", "-o", "-", "--json"
+    )
+    assert (got.status, got.err) == (2, "shardwright plan: error: --json needs -o, or no -o at all\n")
 
 
 def test_which_built_in_models_have_checkpoints(model: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, add_output
+from shardwright.cli.options import add_json, add_output, json_apart
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_json(parser)
     parser.check(lambda args: "--chip goes with --from" if args.chip and not args.rows else None)
     parser.check(_goes_with_offloading)
-    parser.check(lambda args: "--json needs -o, or no -o at all" if args.json and args.output == "-" else None)
+    parser.check(json_apart())
 
 
 def _goes_with_offloading(args: argparse.Namespace) -> str | None:

@@ -461,6 +461,16 @@ def json_needs_output(args: argparse.Namespace) -> str | None:
     return "--json needs -o: both would use standard output" if both else None
 
 
+def json_apart(output: str = "output") -> Callable[[argparse.Namespace], str | None]:
+    """The rule of commands that write their result where `output` says, beside what they print."""
+
+    def problem(args: argparse.Namespace) -> str | None:
+        both = args.json and getattr(args, output) == "-"
+        return "--json needs -o, or no -o at all" if both else None
+
+    return problem
+
+
 def one_of(kind: str, *suffixes: str) -> Callable[[str], str]:
     """A reader of file names that end in one of `suffixes`, which choose the format."""
 

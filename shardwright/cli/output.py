@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -74,6 +75,20 @@ def load_program(
     passes = passes_from(args)
     with located(source), options_from("--passes", args.passes):
         return run_passes(program, passes)
+
+
+def expect_place(path: str | None) -> None:
+    """Raises OSError, before long work rather than after it, where `write_output` could not write."""
+    if path in {None, "-"}:
+        return
+    assert path is not None
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {target.parent}", path)
+    if not os.access(target.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, f"nothing can be written to {target.parent}", path)
 
 
 def write_output(path: str | None, content: str | bytes) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import os
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.options import (
@@ -99,25 +96,15 @@ def add_parser(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Print the frontier of each phase, or one JSON object with `--json`; write OUT."""
     from shardwright.cli.interrupts import one_interrupt
+    from shardwright.cli.output import expect_place
     from shardwright.ir.diagnostics import Source, located
 
     with one_interrupt():
         sweep = _sweep(args)
         for path in (args.output, args.program):
-            _expect_folder(path)
+            expect_place(path)
         with located(Source(args.model, "")):
             return _swept(args, sweep)
-
-
-def _expect_folder(path: str | None) -> None:
-    """Raises OSError, before a sweep rather than after it, where there is no folder for a file."""
-    if path is None or path == "-":
-        return
-    folder = Path(os.path.realpath(path)).parent
-    if not folder.is_dir():
-        raise FileNotFoundError(errno.ENOENT, f"there is no folder {folder}", path)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(errno.EACCES, f"nothing can be written to {folder}", path)
 
 
 def _swept(args: argparse.Namespace, sweep: Sweep) -> int:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_chip, add_experts, add_json, add_weights, chip_of, number, positive
+from shardwright.cli.options import (
+    add_chip,
+    add_experts,
+    add_json,
+    add_weights,
+    chip_of,
+    json_apart,
+    number,
+    positive,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -40,12 +49,15 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("-o", dest="write", metavar="PLAN.shard", help="write the program here")
     add_json(parser)
+    parser.check(json_apart("write"))
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print the page, or one JSON object with `--json`; with `-o` write the program, and the mapping of its weights
     where checkpoints of the model are known."""
-    from shardwright.cli.output import print_json, write_output
+    import sys
+
+    from shardwright.cli.output import expect_place, print_json, write_output
     from shardwright.compiling.compile_program import print_program
     from shardwright.ir.diagnostics import Source, located
     from shardwright.models.weight_map import map_path, to_json, weight_map
@@ -53,6 +65,7 @@ def execute(args: argparse.Namespace) -> int:
     from shardwright.planning.page import as_json, page
 
     chip = chip_of(args)
+    expect_place(args.write)
     with located(Source(args.model, "")):
         made = plan(
             args.model,
@@ -77,5 +90,5 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print_json(as_json(made, text))
     else:
-        print(page(made, args.write))
+        print(page(made, args.write, args.chip), file=sys.stderr if args.write == "-" else sys.stdout)
     return 0

@@ -11,6 +11,7 @@ from shardwright.cli.options import (
     add_output,
     add_sizes,
     chip_and_constants,
+    json_apart,
     number,
     place_of,
 )
@@ -83,10 +84,14 @@ def add_parser(subparsers: Subparsers) -> None:
                  if args.objective == "bytes" else None)  # fmt: skip
     parser.check(lambda args: "--problem takes no --chip" if args.problem and args.chip else None)
     parser.check(lambda args: "--explain needs FILE" if args.explain and not args.file else None)
+    parser.check(json_apart())
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print what was found and what is proved of it, or one JSON object with `--json`."""
+    from shardwright.cli.output import expect_place
+
+    expect_place(args.output)
     if args.problem:
         return _solve_problem(args)
     return _compare(args) if args.diff else _search_program(args)

@@ -89,8 +89,9 @@ def in_words(found: TensorType) -> str:
     return ", ".join(parts) or "whole on every chip"
 
 
-def page(made: ServingPlan, written: str | None = None) -> str:
-
+def page(made: ServingPlan, written: str | None = None, chip: str | None = None) -> str:
+    """The page as text. It ends with the command that prices the program where one was `written`, for the chip as it
+    was named."""
     best, demand = made.best, made.best.demand
     memory, room = best.costs["decode"].memory, demand.chip.memory_bytes
     peak = max(best.found.costs, key=lambda cost: cost.memory.peak)
@@ -130,8 +131,8 @@ def page(made: ServingPlan, written: str | None = None) -> str:
             f" prefill: {other.tokens_per_s:.4g} tokens/s, first token {duration_text(other.ttft_s)}, each further"
             f" {duration_text(other.tpot_s)}",
         ]
-    if written:
-        lines += ["", f"program in {written}: `shardwright cost {written} --chip {demand.chip.name}`"]
+    if written and written != "-":
+        lines += ["", f"program in {written}: `shardwright cost {written} --chip {chip or demand.chip.name}`"]
     return "\n".join(lines)
 
 

@@ -345,16 +345,16 @@ class _Planner:
         if isinstance(found, DiagnosticError):
             nbytes, room = weight_bytes(demand.model.model, demand.weights), demand.chip.memory_bytes
             enough = next((n for n in n_chips_of(demand.chip) if n > demand.n_chips and n * room > 1.1 * nbytes), None)
+            fewer = "" if demand.batch is None else ", or a smaller --batch"
+            lifts = [f"caches are smaller with a shorter --prompt or --output{fewer}"]
+            if nbytes > demand.n_chips * room:
+                lifts = [] if enough is None else [f"its weights alone want {enough} of these chips"]
             return fault(
                 "does-not-fit",
                 f"{name} does not fit on {chips} with {counted(batch, 'sequence')} of {demand.prompt + demand.output}"
                 f" positions: {found.diagnostics[0].message}",
                 NOWHERE,
-                *(
-                    [f"its weights alone want {enough} of these chips"]
-                    if nbytes > demand.n_chips * room and enough
-                    else []
-                ),
+                *lifts,
                 *lighter,
             )
         phase, rows, cost, asked = (
@@ -381,8 +381,14 @@ class _Planner:
             NOWHERE,
             f"it takes {ways[most]}",
             *(lighter if most == "reading memory" else []),
-            f"or ask for --{lacking} {cost.time_s * 1.01:.2g}",
+            f"or ask for --{lacking} {rounded_up(cost.time_s * 1.01)}",
         )
+
+
+def rounded_up(seconds: float) -> str:
+    """So many seconds or more, in two digits."""
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 1)
+    return f"{math.ceil(seconds / unit) * unit:.2g}"
 
 
 def _worth(served: ServingChoice) -> float:
