@@ -6,7 +6,7 @@ R bytes of result on a device, K devices in a group:
     all_reduce            2 R (K - 1) / K, elements of each array rounded up
     reduce_scatter        R (K - 1)
     all_to_all            R (K - 1) / K
-    permute               R, on a device that is the target of another
+    permute               R, on a device that is the target of another; a broadcast in each group is one
 """
 
 from __future__ import annotations
@@ -178,8 +178,10 @@ def _collective(
     pairs: tuple[tuple[int, int], ...] = ()
     sliced = False
     R = sum(array.nbytes for array in results)
-    if op == "permute" and "source_target_pairs" in instruction.attributes:
-        pairs = tuple((a, b) for a, b in pairs_of(instruction) if a != b)
+    if op == "permute":
+        is_listed = "source_target_pairs" in instruction.attributes
+        sent = pairs_of(instruction) if is_listed else _broadcast(groups_of(instruction, module.devices))
+        pairs = tuple((a, b) for a, b in sent if a != b)
         received = R if pairs else 0
     else:
         groups = groups_of(instruction, module.devices)
@@ -199,6 +201,11 @@ def _collective(
     return CompiledCollective(
         instruction.name, op, groups, pairs, operands, results, received, trips, name, stack, sliced
     )
+
+
+def _broadcast(groups: Groups) -> tuple[tuple[int, int], ...]:
+    """The messages of a broadcast, of the first of each group to all of it."""
+    return tuple((group[0], other) for group in groups for other in group)
 
 
 def _operands(computation: Computation, instruction: Instruction) -> tuple[Array, ...]:

@@ -38,6 +38,7 @@ def module(body: str, called: str = "") -> str:
         ("(f16[4,16]{1,0}, f16[4,16]{1,0}) all-to-all(%p, %p), replica_groups={{0,1},{2,3}}", "all_to_all", 128),
         ("f16[8,16]{1,0} all-to-all(%p), replica_groups=[1,8]<=[8], dimensions={1}", "all_to_all", 224),
         ("f16[8,16]{1,0} collective-permute(%p), source_target_pairs={{0,0},{1,2},{2,1}}", "permute", 256),
+        ("f16[8,16]{1,0} collective-broadcast(%p), replica_groups={{0,1,2,3},{4,5,6,7}}", "permute", 256),
         ("(f16[8,16]{1,0}, f16[8,32]{1,0}) all-gather-start(%p), replica_groups=[4,2]<=[8]", "all_gather", 256),
         ("f32[8,16]{1,0} all-reduce-start(%p), replica_groups=[4,2]<=[8], to_apply=%add", "all_reduce", 512),
         (
@@ -170,6 +171,12 @@ def test_permutes_go_along_the_axes_that_they_join(pairs: str, axes: tuple[str, 
         module(f"  ROOT %c = f16[8,16]{{1,0}} collective-permute(%p), source_target_pairs={pairs}")
     ).collectives
     assert collective.axes(MESH) == axes
+
+
+def test_a_broadcast_goes_along_the_axes_of_its_groups() -> None:
+    line = "f16[8,16]{1,0} collective-broadcast(%p), replica_groups={{0,4},{1,5},{2,6},{3,7}}"
+    (collective,) = count(module(f"  ROOT %c = {line}")).collectives
+    assert collective.axes(MESH) == ("data",)
 
 
 # ---------------------------------------------------------------- what accelerators' compilers write
