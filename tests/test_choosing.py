@@ -245,6 +245,22 @@ def test_a_warning_where_weights_would_need_a_large_chip(capsys: pytest.CaptureF
     assert TimeProof("h100", 1.0, 1.0, 10**12).warnings == ()
 
 
+def test_no_warning_of_weights_that_lie_on_the_host() -> None:
+    text = """
+mesh x=2
+dim N=40 B=64 E=40960
+weights { w: bf16 NEE1 on host }
+dim E1=E
+func f(x: bf16 BE) -> bf16 BE {
+  y: bf16 BE = loop[N](h: bf16 BE = x) { next rename[E1 -> E](h @[E] w) }
+  return y
+}
+"""
+    proof = check_in_full(load(Source("f", text))).proof
+    assert proof is not None
+    assert proof.warnings == ()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,13 @@ def test_bodies_of_one_function_may_use_a_name_twice() -> None:
         "  v: f32 C_x = cumsum[C](r)\n  return v\n}\n"
     )
     assert equal(search(load(Source("f", text)), Objective()))
+
+
+def test_weights_on_the_host_take_nothing_of_a_tight_memory() -> None:
+    """The memory's price is taken off what was counted for the weights that have one alone."""
+    text = (
+        "mesh x=2 y=2\ndim B=1 E=512 F=2048\nweights {\n  w: bf16 EF? on host\n  v: bf16 FE?\n}\n"
+        "func f(x: bf16 BE) -> bf16 BE {\n  return gelu(x @[E] w) @[F] v\n}\n"
+    )
+    chip = replace(load_chip("h100"), memory_bytes=2.6e6)
+    assert equal(search(load(Source("f", text)), Objective.on(chip), 1.0))

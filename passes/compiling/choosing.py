@@ -20,6 +20,7 @@ from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, 
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.integer_program.highs import import_solver
 from shardwright.cost.movements.movement import duration_text
+from shardwright.cost.programs.memory import device_bytes
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
@@ -278,7 +279,7 @@ class _Chooser:
         spent = 0.0
         if prices is not None:
             kept = (*placed.weights, *placed.state)
-            spent = sum(prices.of_kept(value.name) * value.concrete.local_bytes(placed.mesh) for value in kept)
+            spent = sum(prices.of_kept(value.name) * device_bytes(value, placed.mesh) for value in kept)
         model_s = (placement.solution.cost - spent) / NANOSECONDS
         found = SearchResult(self.objective, "feasible", placed, placement, model_s, 0.0, 0.0)
         if prices is not None and prices.live_ns:  # the cost holds the price of every value beside its time
@@ -371,7 +372,7 @@ class _Chooser:
 
         def nbytes(found: SearchResult) -> dict[str, int]:
             placed = found.placed
-            return {value.name: value.concrete.local_bytes(mesh) for value in (*placed.weights, *placed.state)}
+            return {value.name: device_bytes(value, mesh) for value in (*placed.weights, *placed.state)}
 
         before, after = nbytes(large), nbytes(small)
         names = sorted((name for name in before if before[name] > after[name]), key=lambda n: after[n] - before[n])
@@ -414,9 +415,7 @@ class _Chooser:
         chips = cost.n_chips * math.ceil(memory.peak / room)
         notes.append(f"about {chips} chips would hold it, split as far as it is now")
         wide = sum(
-            value.concrete.local_bytes(found.program.mesh)
-            for value in found.program.weights
-            if value.shape.dtype.bits == 16
+            device_bytes(value, found.program.mesh) for value in found.program.weights if value.shape.dtype.bits == 16
         )
         if wide and memory.peak - wide // 2 <= room:
             notes.append("int8 weights would fit: run quantize-weights first")

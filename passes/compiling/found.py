@@ -163,7 +163,9 @@ class SearchResult:
 
     @property
     def proof(self) -> TimeProof:
-        weights = sum(value.concrete.local_bytes(self.placed.mesh) for value in self.placed.weights)
+        from shardwright.cost.programs.memory import device_bytes
+
+        weights = sum(device_bytes(value, self.placed.mesh) for value in self.placed.weights)
         return TimeProof(self.objective.chip.name, self.model_s, min(self.bound_s, self.model_s), weights)
 
     def in_words(self, unproved: str = "not proved least, no bound found") -> str:
