@@ -43,18 +43,21 @@ def explicit_passes(place: Place, edges: Edges = "global") -> tuple[Pass, ...]:
 
 
 def chosen_as(passes: Sequence[Pass], place: Place) -> tuple[Pass, ...]:
-    """The passes, with what they leave open of how layouts are chosen as in `place`."""
+    """The passes, with what they leave open of how layouts and memories are chosen as in `place`."""
+    from shardwright.passes.compiling.choose_memories import ChooseMemories
 
-    def filled(each: Place) -> Place:
-        return replace(
-            each,
-            objective=each.objective if each.objective != Place.objective else place.objective,
-            solver=each.solver if each.solver != Place.solver else place.solver,
-            chip=each.chip or place.chip,
-            calls=each.calls or place.calls,
-        )
+    def filled(each: Pass) -> Pass:
+        if isinstance(each, Place):
+            each = replace(
+                each,
+                objective=each.objective if each.objective != Place.objective else place.objective,
+                solver=each.solver if each.solver != Place.solver else place.solver,
+            )
+        if isinstance(each, Place | ChooseMemories):
+            each = replace(each, chip=each.chip or place.chip, calls=each.calls or place.calls)
+        return each
 
-    return tuple(filled(applied) if isinstance(applied, Place) else applied for applied in passes)
+    return tuple(map(filled, passes))
 
 
 EXPLICIT = explicit_passes(Place())

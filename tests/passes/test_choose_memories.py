@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.cli.front import main
 from shardwright.compiling.compile_program import compile_program, load
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.hardware.chips import NetworkLevel, Switched, load_chip
@@ -91,10 +92,16 @@ func decode(x: bf16 BE) -> bf16 BE1_x {
         assert shares[kept].get(Tier.DEVICE, 0.0) > shares["ab".replace(kept, "")].get(Tier.DEVICE, 0.0)
 
 
-def test_a_value_is_shared_unless_each_is_to_be_whole(tmp_path: Path) -> None:
-    chip = tmp_path / "small.toml"
+@pytest.fixture
+def chip(tmp_path: Path) -> Path:
+    """An H100 whose memory holds some of the weights."""
+    made = tmp_path / "small.toml"
     text = (CHIPS / "h100.toml").read_text(encoding="utf-8")
-    chip.write_text(text.replace('memory = "80 GB"', 'memory = "27 MB"'), encoding="utf-8")
+    made.write_text(text.replace('memory = "80 GB"', 'memory = "27 MB"'), encoding="utf-8")
+    return made
+
+
+def test_a_value_is_shared_unless_each_is_to_be_whole(chip: Path) -> None:
     for whole in (False, True):
         made = ChooseMemories(chip=str(chip), whole=whole).run(program())
         placements = [value.type.placement for value in made.weights]
@@ -151,3 +158,16 @@ def test_the_pass_takes_the_programs_own_chip() -> None:
     made = ChooseMemories(chip="h100").run(program())
     assert all(value.type.placement is not None and value.type.placement.tier is Tier.DEVICE for value in made.weights)
     assert made.funcs == program().funcs
+
+
+def test_memories_are_chosen_as_the_command_says(
+    chip: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "layers.shard"
+    file.write_text(LAYERS.format(x=2, B=64, **OPEN), encoding="utf-8")
+    said: list[str] = []
+    for options in (["choose-memories", "--chip", str(chip)], [f"choose-memories{{chip={chip}}}"]):
+        assert main(["opt", str(file), "--passes", *options]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert "host" in said[0]
