@@ -20,6 +20,7 @@ from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.edge_blocks import EdgeBlocks
+from shardwright.passes.compiling.found import TimeProof
 from shardwright.passes.compiling.insert_moves import InsertMoves
 from shardwright.passes.compiling.place import Place
 
@@ -112,8 +113,18 @@ def run_passes(
 
 
 def proof_of(traces: Sequence[PassRecord]) -> Proof | None:
-    """How far the layouts that passes chose last are from the least at most; None where none were chosen."""
-    return next((trace.proof for trace in reversed(traces) if trace.proof is not None), None)
+    """How far the layouts that passes chose last are from the least at most, with any memories where these were chosen
+    before them; None where none were chosen."""
+    proof = next((trace.proof for trace in reversed(traces) if trace.proof is not None), None)
+    memories = next((trace.proof for trace in traces if trace.applied.name == "choose-memories"), None)
+    return in_any_memories(proof, memories)
+
+
+def in_any_memories(proof: Proof | None, memories: Proof | None) -> Proof | None:
+    """The proof of layouts chosen after memories, of which the second one is: no better than both."""
+    if isinstance(proof, TimeProof) and isinstance(memories, TimeProof):
+        return replace(proof, bound_s=min(proof.bound_s, memories.bound_s))
+    return proof
 
 
 def run_with_weights(program: Program, passes: Sequence[Pass], source: WeightSource) -> tuple[Program, WeightSource]:
@@ -207,10 +218,11 @@ def explicit(
 
 def copying_passes(program: Program, place: Place) -> tuple[Pass, ...]:
     """The passes before `decompose` that say where values live, and copy these to the device; none if all are there."""
-    return (*_memories(program, place), _offload()) if off_device(program) else ()
+    return (*memory_passes(program, place), _offload()) if off_device(program) else ()
 
 
-def _memories(program: Program, place: Place) -> tuple[Pass, ...]:
+def memory_passes(program: Program, place: Place) -> tuple[Pass, ...]:
+    """The pass that fills memories left open; none where there are none."""
     from shardwright.passes.compiling.choose_memories import ChooseMemories, open_memories
 
     return (ChooseMemories(place.chip, place.calls),) if open_memories(program) else ()

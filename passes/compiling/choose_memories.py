@@ -14,7 +14,7 @@ from shardwright.ir.placements import on_device, with_placements
 from shardwright.ir.program import Program, SetState, Value
 from shardwright.ir.types import ON_DEVICE, ON_HOST, Placement, Tier
 from shardwright.ir.walk import names_read
-from shardwright.passes.base import Pass
+from shardwright.passes.base import Pass, Proof
 from shardwright.passes.compiling.found import ENOUGH
 from shardwright.passes.compiling.place import SECONDS, Place
 
@@ -54,8 +54,12 @@ class ChooseMemories(Pass):
     whole: bool = False
 
     def run(self, program: Program) -> Program:
+        return self.run_with_proof(program)[0]
+
+    def run_with_proof(self, program: Program) -> tuple[Program, Proof | None]:
         objective = Place(chip=self.chip, calls=self.calls).wanted(program)
-        return memories_chosen(program, objective, whole=self.whole).program
+        filled = memories_chosen(program, objective, whole=self.whole)
+        return filled.program, filled.found and filled.found.proof
 
 
 def open_memories(program: Program) -> tuple[Value, ...]:
@@ -65,11 +69,11 @@ def open_memories(program: Program) -> tuple[Value, ...]:
 
 @dataclass(frozen=True)
 class FilledMemories:
-    """A program without `on ?`. `free` are its layouts on a device that holds everything: their bound is that of all
-    memories, but for copies. None where nothing was open."""
+    """A program without `on ?`, and the layouts that were found for it, with a bound of all memories: that of layouts
+    on a device that holds everything, and of the copies that there must be. None where nothing was open."""
 
     program: Program
-    free: SearchResult | None = None
+    found: SearchResult | None = None
 
 
 def memories_chosen(
@@ -87,8 +91,13 @@ def memories_chosen(
     free = search(
         on_device(everything), replace(objective, chip=replace(objective.chip, memory_bytes=math.inf)), seconds
     )
+
+    def filled(placements: Mapping[str, Placement], found: SearchResult) -> FilledMemories:
+        bound = free.bound_s + least_copies_s(program, objective)
+        return FilledMemories(_filled(program, placements), replace(found, bound_s=bound))
+
     if free.peak <= limit:
-        return FilledMemories(everything, free)
+        return filled(device, free)
     seconds *= _FOR_EACH
     fitting: SearchResult | None = None
     try:
@@ -97,7 +106,7 @@ def memories_chosen(
         if error.diagnostics[0].code != "does-not-fit" or objective.chip.host_link is None:
             raise
     if fitting and (objective.chip.host_link is None or fitting.objective_s <= free.objective_s * (1 + ENOUGH)):
-        return FilledMemories(everything, free)
+        return filled(device, fitting)
     least = search(_filled(program, on_host), objective, seconds)
     kept = sorted((_Kept.of(least, value.name) for value in opened), key=lambda value: -value.a_byte_s)
     best, chosen = least, on_host
@@ -115,8 +124,9 @@ def memories_chosen(
                 tried = search(_filled(program, chosen | {value.name: spread}), objective, seconds)
                 if tried.objective_s < best.objective_s:
                     best, chosen = tried, chosen | {value.name: spread}
-    is_best = fitting is None or best.objective_s < fitting.objective_s
-    return FilledMemories(_filled(program, chosen) if is_best else everything, free)
+    if fitting is None or best.objective_s < fitting.objective_s:
+        return filled(chosen, best)
+    return filled(device, fitting)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
 from shardwright.ir.text.table import bytes_text
 from shardwright.ir.types import ON_DEVICE, TensorType
-from shardwright.passes.compiling.choose_memories import least_copies_s, memories_chosen
+from shardwright.passes.compiling.choose_memories import memories_chosen
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.edge_orders import Orders, PricedChoice, moves_at_edges, with_edges
@@ -67,8 +67,8 @@ def search(
     copies = (Offload(),) if off_device(filled.program) else ()
     found = choose(run_passes(filled.program, (*copies, Decompose(), Cleanup())), objective, seconds, options, known)
     bound = found.bound_s
-    if filled.free is not None:  # of all memories: layouts that need no copies, and the copies that there must be
-        bound = min(bound, filled.free.bound_s + least_copies_s(program, objective))
+    if filled.found is not None:
+        bound = min(bound, filled.found.bound_s)
     closed = found.status == "optimal" and bound >= found.objective_s * (1 - ENOUGH)
     return replace(found, status="optimal" if closed else "feasible", bound_s=bound)
 

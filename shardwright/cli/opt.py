@@ -78,6 +78,7 @@ def execute(args: argparse.Namespace) -> int:
         PassRecord,
         describe,
         options_from,
+        proof_of,
         run_passes,
     )
 
@@ -90,6 +91,7 @@ def execute(args: argparse.Namespace) -> int:
     passes = passes_from(args)
     source = read_program(args.file)
     steps: list[dict[str, object]] = []
+    traces: list[PassRecord] = []
 
     def observe(trace: PassRecord) -> None:
         step: dict[str, object] = {
@@ -97,7 +99,7 @@ def execute(args: argparse.Namespace) -> int:
             "seconds": trace.seconds,
             "program": print_program(trace.program),
         }
-        warn(trace.proof)
+        traces.append(trace)
         steps.append(step | ({"placement": trace.proof.as_json()} if trace.proof else {}))
 
     shardings = stated_shardings(args)
@@ -113,6 +115,7 @@ def execute(args: argparse.Namespace) -> int:
 
             print("\n".join(explain(program, place_of(args))), file=sys.stderr)
         program = run_passes(program, passes, observe)
+    warn(proof_of(traces))
     text = print_program(program)
     if args.timing:
         for step in steps:

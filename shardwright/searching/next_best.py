@@ -24,7 +24,7 @@ from shardwright.cost.choosing.remainder import Remainder
 from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.placements import off_device
+from shardwright.ir.placements import with_placements
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_DEVICE, OpenType
 from shardwright.ir.walk import open_values
@@ -32,8 +32,14 @@ from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.found import ENOUGH, SearchResult, TimeProof
 from shardwright.passes.compiling.place import Choice, Place, place
-from shardwright.passes.memory.offload import Offload
-from shardwright.passes.pipelines import run_passes
+from shardwright.passes.pipelines import (
+    PassRecord,
+    copying_passes,
+    in_any_memories,
+    memory_passes,
+    proof_of,
+    run_passes,
+)
 
 _ENTRIES = 1 << 22
 """Of a table, while variables are eliminated."""
@@ -63,10 +69,15 @@ def explain(program: Program, place: Place, seconds: float = 60.0, best: Choice 
     for all values, as far as `seconds` go.
     """
     end = time.monotonic() + seconds
+    traces: list[PassRecord] = []
+    if best is not None:
+        kept = {value.name: value.type.placement for value in (*best.placed.weights, *best.placed.state)}
+        program = with_placements(program, lambda name, kind: kind.placement or kept[name] or ON_DEVICE)
+    else:
+        program = run_passes(program, memory_passes(program, place), traces.append)
     named: dict[Name, None] = {(None, v.name): None for v in program.globals.values() if isinstance(v.type, OpenType)}
     named.update({(func.name, value.name): None for func in program.funcs for value in open_values(func)})
-    copies = (Offload(),) if off_device(program) else ()
-    program = run_passes(program, (*copies, Decompose(), Cleanup()))
+    program = run_passes(program, (*copying_passes(program, place), Decompose(), Cleanup()))
     best = best or place.chosen(program)
     nodes: list[ValueNode] = []
     for node in best.placement.nodes:
@@ -75,7 +86,7 @@ def explain(program: Program, place: Place, seconds: float = 60.0, best: Choice 
             nodes.append(node)
     next_best = _NextBest(program, place, best, nodes, end)
     said = next_best.all()
-    lines = [str(best.proof)]
+    lines = [str(in_any_memories(best.proof, proof_of(traces)))]
     for node, beside in zip(nodes, said, strict=True):
         label = f"{node.func}.{node.name}" if node.func else node.name
         lines.append(f"{label}: {best.placement.kinds[node.home].layout_text}{beside}")

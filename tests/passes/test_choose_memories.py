@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.cli.front import main
+from shardwright.compiling.checking import check_in_full
 from shardwright.compiling.compile_program import compile_program, load
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.hardware.chips import NetworkLevel, Switched, load_chip
@@ -20,6 +21,8 @@ from shardwright.ir.types import ON_HOST, Tier
 from shardwright.passes.compiling.choose_memories import ChooseMemories
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult
+from shardwright.passes.compiling.place import Place
+from shardwright.searching.next_best import explain
 
 LAYERS = """
 mesh x={x}
@@ -158,6 +161,20 @@ def test_the_pass_takes_the_programs_own_chip() -> None:
     made = ChooseMemories(chip="h100").run(program())
     assert all(value.type.placement is not None and value.type.placement.tier is Tier.DEVICE for value in made.weights)
     assert made.funcs == program().funcs
+
+
+def test_layouts_are_proved_among_all_memories(chip: Path) -> None:
+    """By `check` no more than by `search`: of the memories that were chosen they are the best."""
+    found = search(program(), on(2.7e7), SECONDS)
+    place = Place(chip=str(chip))
+    proof = check_in_full(program(), place=place).proof
+    assert proof is not None
+    assert found.status == "feasible"
+    assert proof.as_json()["bound_s"] == pytest.approx(found.bound_s)
+    for best in (None, found):
+        said = explain(program(), place, 5.0, best)
+        assert "not proved least" in said[0]
+        assert [line for line in said if line.startswith(("w:", "v:", "u:"))] == []
 
 
 def test_memories_are_chosen_as_the_command_says(
