@@ -194,12 +194,16 @@ class Expressions:
 
 def unwritten(operation: Operation, operands: tuple[Operand, ...], shape: Shape, scope: Scope) -> OpenType:
     """The type of a result of which nothing was written: what is moved lies where the movement puts it, what computes
-    nothing where the value lies, and attention where its queries do; but on the device where a type cannot say that."""
+    nothing where the value lies, new rows with it, and attention where its queries do; but on the device where a type
+    cannot say that."""
     kind = OpenType.anything(shape)
     if not operands or not isinstance(operands[0], str):
         return kind
     operand = scope.type_of(operands[0])
-    if isinstance(operation, ops.Attend | ops.Alias | ops.Rename | ops.Split | ops.Merge | ops.Take):
+    lying = isinstance(operation, ops.Attend | ops.Alias | ops.Rename | ops.Split | ops.Merge | ops.Take)
+    if isinstance(operation, ops.Update) and isinstance(operands[1], str):
+        lying = scope.type_of(operands[1]).placement == operand.placement
+    if lying:
         home = operand.placement
         return replace(kind, placement=home and (operation.lies(home, operand.shape, shape) or ON_DEVICE))
     if isinstance(operation, ops.Movement):

@@ -218,6 +218,23 @@ def test_attention_on_the_host_takes_all_there(changes: dict[str, str], message:
     assert (only.message, only.span.line, only.notes[0].message) == (message, 10, note)
 
 
+def test_new_rows_lie_where_both_they_and_the_cache_do() -> None:
+    """Without a type, too; the device makes the result of what lies apart, when both have been fetched."""
+    text = """
+dim B=4 E=8
+state { k: f32 BE on host }
+func f(x: f32 E, at: int32) -> f32 BE {
+  new = store[host](x)
+  k_new = update[B](k, new, at)
+  return fetch(k_new)
+}
+"""
+    verify(complete(program(text)), Level.EXPLICIT)
+    with pytest.raises(DiagnosticError) as caught:
+        verify(complete(program(text.replace("(k, new,", "(k, x,"))), Level.EXPLICIT)
+    assert caught.value.diagnostics[0].message.startswith("update takes x on host, as k is")
+
+
 def test_the_result_lies_where_attention_is_computed() -> None:
     """Without a type it is on the host, and the device computes nothing with it before it is fetched."""
     text = ON_HOST.format(tier="host", at="device", q="q", where=" on host", o="y")
