@@ -205,7 +205,7 @@ class CompiledBlock:
             ):
                 return step
             case Let():
-                return self._computing(statement, read, dead, at, last)
+                return self._computing(statement, read, dead, at)
 
     def _writing_rows(self, statement: Let, read: Sequence[str], dead: Sequence[str], at: int) -> Step | None:
         """An update: in place of state that is then set to it, and of what is used no more; else in a copy. None where
@@ -222,6 +222,7 @@ class CompiledBlock:
         new_order = [new_names.index(name) for name in (*along, *rest)]
         through, result = statement in self._updating, statement.result.name
         own = not through and (read[0] in dead or (read[0] in self._owned and at == self._last_read(read[0])))
+        own = own and self._alone(read[0], at)
         if own and read[0] in self._given:
             self.taken_over.add(read[0])
         if not through:
@@ -306,9 +307,7 @@ class CompiledBlock:
         self._declare(value)
         self._memory[value.name] = frozenset((value.name,)).union(*(self._memory[name] for name in parts_of))
 
-    def _computing(
-        self, statement: Let, read: Sequence[str], dead: tuple[str, ...], at: int, last: Mapping[str, int]
-    ) -> Step:
+    def _computing(self, statement: Let, read: Sequence[str], dead: tuple[str, ...], at: int) -> Step:
         operation, (result, *others) = statement.operation, statement.results
         operands = [o if isinstance(o, Number) else self._shapes[o] for o in statement.operands]
         run = None
@@ -319,7 +318,7 @@ class CompiledBlock:
             for value in statement.results:
                 self._makes(value, read)
             return self._interpreting(statement, read, operands, dead, copied=kept)
-        donor = next((n for n in read if n in dead and self._is_free(n, at, last)), None)
+        donor = next((n for n in read if n in dead and self._is_free(n, at)), None)
         reusing = in_place(operation) if all(o == result.shape for o in operands) else None
         if donor is None or reusing is None or len(set(read)) < len(read):
             self._makes(result, read if isinstance(operation, ops.Take) else ())
@@ -373,12 +372,15 @@ class CompiledBlock:
             return False
         return self._fragile is None or read[0] in self._fragile
 
-    def _is_free(self, name: str, at: int, last: Mapping[str, int]) -> bool:
+    def _is_free(self, name: str, at: int) -> bool:
         """True if the memory of a tensor that dies at this step may be the result's: nothing else that lives is in it,
         and it was not there before."""
+        return not self._memory[name] & self._given and self._alone(name, at)
+
+    def _alone(self, name: str, at: int) -> bool:
+        """True if nothing else lies in the memory of a tensor that is used at this step or after it."""
         own = self._memory[name]
-        others = (n for n, memory in self._memory.items() if n != name and own & memory)
-        return not own & self._given and all(last.get(n, -1) < at for n in others)
+        return all(self._last_read(n) < at for n, memory in self._memory.items() if n != name and own & memory)
 
 
 def without(shape: Shape, dim: str) -> Shape:

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.tiers import Tiers
@@ -42,7 +42,7 @@ class Buffers:
         self._idle: defaultdict[tuple[Tier, int], list[Buffer]] = defaultdict(list[Buffer])
         self._lent: dict[int, Buffer] = {}
         self._others: list[Buffer] = []
-        self._lock = Lock()
+        self._lock = RLock()
 
     def take(self, tier: Tier, what: str, nbytes: int) -> Buffer:
         """So many bytes. Raises a `DiagnosticError` that names `what` where they are not there."""
@@ -64,6 +64,17 @@ class Buffers:
         with self._lock:
             self._others.append(buffer)
         return buffer
+
+    def both(self, one: Buffer | None, other: Buffer | None) -> Buffer | None:
+        """A buffer that stands for two, and takes over a user of each."""
+        if one is None or other is None:
+            return one or other
+
+        def release() -> None:
+            self.give_back(one)
+            self.give_back(other)
+
+        return self.watch(one.tier, release)
 
     def share(self, buffer: Buffer) -> None:
         """One value more lies in it."""

@@ -3,7 +3,7 @@ the device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
     """New rows of a value along `dim`, from `positions` on: `new` with the names of its dimensions, of which one may
-    run along `dim` under another name."""
+    run along `dim` under another name. Positions that differ do so along the dimension `by`."""
 
     new: Tensor
     names: tuple[str, ...]
     dim: str
     positions: Positions
+    by: str = ""
 
     def arranged(self, rest: Sequence[str]) -> Tensor:
         """The rows as [L, ...], with the dimensions `rest` behind."""
@@ -50,7 +51,7 @@ class TensorEntry:
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A part of a home, or a tensor on the host, on its way to a buffer on the device: by one on the host where it
-    comes from disk. `held` is the buffer that it lies in meanwhile."""
+    comes from disk. `held` is the buffer that it lies in meanwhile; `then` follows, when it is there."""
 
     source: Home | Tensor
     part: Part
@@ -58,6 +59,7 @@ class Transfer:
     staged: Tensor | None = None
     staging: Buffer | None = None
     held: Buffer | None = None
+    then: Callable[[], None] | None = None
 
     def disk_reads(self) -> tuple[list[Job], int]:
         """Jobs that read what lies on disk, and how many bytes."""
@@ -69,7 +71,10 @@ class Transfer:
     def copy(self) -> int:
         """The bytes that came from the host."""
         if isinstance(self.source, Home):
-            return self.source.copy(self.part, self.raw, self.staged)
+            moved = self.source.copy(self.part, self.raw, self.staged)
+            if self.then is not None:
+                self.then()
+            return moved
         self.raw.copy_(self.source, non_blocking=True)
         return self.raw.numel() * self.raw.element_size()
 
@@ -89,7 +94,7 @@ def fits(home: Home, part: Part, rows: WrittenRows) -> bool:
     """True if rows are rows of the home."""
     if home.layout.rows != (rows.dim,) or len(home.covered(part)) != 1:
         return False
-    return rows.positions.level or (len(home.middle) == 1 and len(rows.positions.begins) == home.middle[0])
+    return rows.positions.level or home.layout.middle == (rows.by,)
 
 
 def is_slice(home: Home, part: Part, rows: WrittenRows) -> bool:
@@ -100,7 +105,7 @@ def is_slice(home: Home, part: Part, rows: WrittenRows) -> bool:
 
 
 def put(cache: Tensor, names: Sequence[str], rows: WrittenRows) -> None:
-    rest = [name for name in names if name != rows.dim]
+    rest = sorted((name for name in names if name != rows.dim), key=lambda name: name != rows.by)
     order = [names.index(name) for name in (rows.dim, *rest)]
     new = rows.arranged(rest)
     if new.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr():

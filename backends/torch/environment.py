@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from shardwright.backends.torch.buffers import Buffers
+from shardwright.backends.torch.buffers import Buffer, Buffers
+from shardwright.backends.torch.earlier_values import lies_at_home, lying_in, meet, same
 from shardwright.backends.torch.entries import TensorEntry, WrittenRows, put, within
-from shardwright.backends.torch.homes import Home, Part
+from shardwright.backends.torch.homes import Home, Job, Part
 from shardwright.backends.torch.kernels.prepared import Common
 from shardwright.backends.torch.row_updates import Positions, begins_of
 from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of
 from shardwright.cost.programs.unrolling import Unrolling
+from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Ahead, Start, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program
-from shardwright.ir.types import ON_DEVICE
+from shardwright.ir.types import ON_DEVICE, Tier
 from shardwright.ir.walk import Position, names_used
 
 if TYPE_CHECKING:
@@ -107,7 +110,7 @@ class Environment(Unrolling):
             return self._zeros(read)
         if entry.raw is not None and entry.rows is None:
             return entry.home.computed(entry.raw, entry.part)
-        found = entry.home.view(entry.part)
+        found = entry.home.view(entry.part) if entry.rows is None else None
         if found is None:
             latest = self._latest.get(entry.home.value.name)
             if latest is not None and latest[0] == entry.part:
@@ -172,7 +175,8 @@ class Environment(Unrolling):
 
     def ending_at(self, segment: Segment) -> Set[str]:
         if segment.place not in self._dies:
-            self._dies[segment.place] = frozenset(segment.last) - names_used(segment.loop.body)
+            used = names_used(segment.loop.body).union(segment.loop.following)
+            self._dies[segment.place] = frozenset(segment.last) - used
         return self._dies[segment.place]
 
     def trip(self, loop: Loop, index: int) -> None:
@@ -195,6 +199,58 @@ class Environment(Unrolling):
                 entry = TensorEntry(self._zeros(SegmentRead(result.name, result.type, ())))
             self._bind(result.name, replace(entry, names=result.shape.names))
 
+    # ------------------------------------------------------------ memory of values
+
+    def _hold(self, entry: TensorEntry) -> Buffer | None:
+        """Keeps the memory of an entry until it is given back."""
+        if entry.buffer is not None:
+            self.buffers.share(entry.buffer)
+        return entry.buffer
+
+    def _buffer(self, tier: Tier, name: str, extents: tuple[int, ...], dtype: Any) -> Buffer:
+        nbytes = dtype.itemsize
+        for extent in extents:
+            nbytes *= extent
+        return self.buffers.take(tier, f"a buffer for {name}", nbytes)
+
+    def _settled(self, tensor: Tensor) -> Tensor:
+        """A tensor for another thread, which comes to it later: a copy where it lies in the memory of state."""
+        states = (self.homes[name] for name in self.program.state_names)
+        return tensor.clone() if lies_at_home(tensor, states) else tensor
+
+    def _apart(self, target: TensorEntry, written: TensorEntry | None = None) -> tuple[Job, list[Buffer | None]]:
+        """Before a part of state is set, parts what was read of it from its home, into memory of its own where it lies
+        there: a job that copies, and the buffers that are held for it."""
+        assert target.home is not None
+        for name, entry in list(self._values.items()):
+            changed = entry.home is target.home and meet(entry.part, target.part)
+            if changed and entry.tensor is not None and (written is None or not same(entry, written)):
+                self._values[name] = replace(entry, home=None, part=(), rows=None)
+        copies: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        held: list[Buffer | None] = []
+        for name in list(lying_in(self._values, target.home, target.part, written)):
+            entry = self._values[name]
+            near = entry.tensor if entry.tensor is not None else entry.raw
+            if near is not None:
+                extents, dtype = tuple(near.shape), near.dtype
+            else:
+                extents, dtype = target.home.extents(entry.part), held_as(target.home.value.shape.dtype)
+            buffer = self._buffer(Tier.HOST if near is None else Tier.DEVICE, name, extents, dtype)
+            made = buffer.as_tensor(extents, dtype)
+            copies.append((made, partial(self._whole, entry) if near is None else lambda near=near: near))
+            self.buffers.share(buffer)
+            held += [self._hold(entry), buffer]
+            if entry.tensor is None and near is not None:
+                self._bind(name, replace(entry, raw=made, buffer=buffer))
+            else:
+                self._bind(name, TensorEntry(made, entry.names, buffer=buffer))
+
+        def copy() -> None:
+            for made, source in copies:
+                made.copy_(source(), non_blocking=True)
+
+        return copy, held
+
     # ------------------------------------------------------------ names of parts and of new rows
 
     def named(self, segment: Segment) -> None:
@@ -213,12 +269,19 @@ class Environment(Unrolling):
                     read = segment.reads[str(statement.operands[1])]
                     new = self._seen(read)
                     assert new is not None
-                    rows = self._tensor(read) if new.tensor is None else new.tensor
+                    if entry.tensor is not None or entry.rows is not None:
+                        raise fault(
+                            "unsupported",
+                            f"PyTorch programs write new rows away from the device into state and weights alone, and"
+                            f" {statement.operands[0]} has been stored or has new rows already",
+                            statement.span,
+                            f"fetch it before: fetch({statement.operands[0]})",
+                        )
+                    rows = self._settled(self._tensor(read) if new.tensor is None else new.tensor)
                     entry = replace(entry, rows=self._rows(operation, rows, new.names, statement, segment))
-                    if new.buffer is not None:
-                        self.buffers.share(new.buffer)
+                    buffer = self.buffers.both(self._hold(entry), self._hold(new))
                     self._drop(result.name)
-                    self._values[result.name] = replace(entry, names=result.shape.names, buffer=new.buffer)
+                    self._values[result.name] = replace(entry, names=result.shape.names, buffer=buffer)
                     continue
                 case _:
                     pass
@@ -235,7 +298,7 @@ class Environment(Unrolling):
         if key not in self._common:
             tensor = self._tensor(read)
             self._common[key] = tensor, begins_of(tensor, read.kind.names)
-        return WrittenRows(new, names, operation.dim, self._common[key][1])
+        return WrittenRows(new, names, operation.dim, self._common[key][1], "".join(read.kind.names))
 
     def stored(self, name: str) -> Tensor:
         """All of a value that has a home, after a call."""
@@ -258,5 +321,6 @@ class Environment(Unrolling):
             home.copy(entry.part, raw, None)
         tensor = home.computed(raw, entry.part)
         if entry.rows is not None:
+            tensor = tensor.clone() if home.all_at_hand else tensor
             put(tensor, entry.names, entry.rows)
         return tensor

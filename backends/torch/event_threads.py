@@ -55,9 +55,11 @@ class EventThreads:
                 self.failure = error
             self._changed.notify_all()
 
-    def _issue(self, event: Event, action: Job) -> None:
+    def _issue(self, event: Event, action: Job, then: Job | None = None) -> None:
         begin = time.perf_counter() - self._began
         mark = self.streams.issue(event.resource, action)
+        if mark is None and then is not None:
+            then()
         with self._changed:
             end = time.perf_counter() - self._began
             self._done[event.number] = mark
@@ -87,7 +89,8 @@ class EventThreads:
         self._issue(event, action)
 
     def hand(self, event: Event, action: Job, then: Job | None = None) -> None:
-        """Hands an event to the thread of its resource; `then` follows when it is over, on a stream too."""
+        """Hands an event to the thread of its resource; `then` follows when it is over, on a stream too, and
+        where it is done at once before others know."""
         if event.resource not in self._queues:
             queue = self._queues[event.resource] = SimpleQueue()
             thread = threading.Thread(target=self._work, args=(queue, event.resource), name=str(event.resource))
@@ -103,11 +106,10 @@ class EventThreads:
                     if self.failure is not None:
                         return
                     self._wait(event)
-                    self._issue(event, action)
-                    if then is not None:
-                        mark = self._done[event.number]
-                        if mark is not None:
-                            self.streams.wait(Resource.HOST, mark)
+                    self._issue(event, action, then)
+                    mark = self._done[event.number]
+                    if then is not None and mark is not None:
+                        self.streams.wait(Resource.HOST, mark)
                         then()
                     del found, action, then
         except CancelledError:

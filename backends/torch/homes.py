@@ -203,6 +203,10 @@ class Home:
         covered = self.covered(part)
         return None if len(covered) > 1 or not self.all_at_hand else self.kept[covered[0], Tier.DEVICE]
 
+    def extents(self, part: Part) -> tuple[int, ...]:
+        """The extents of a part as it is computed with."""
+        return tuple(self.sizes[name] for name, at in zip(self.names, part, strict=True) if not isinstance(at, int))
+
     def raw_extents(self, part: Part) -> tuple[int, ...]:
         """The extents of a buffer for a part, as it is kept."""
         return (len(self.covered(part)) * self.n_rows, *self.middle, self.coding.width)
@@ -276,7 +280,7 @@ class Home:
         return tensor.permute([rest.index(name) for name in order])
 
     def write(self, part: Part, tensor: Tensor) -> int:
-        """Writes a part; the bytes that left the device."""
+        """Writes a part; the bytes that went to disk."""
         covered = self.covered(part)
         whole = self._arranged(tensor, part)
         whole = whole.reshape(len(covered), self.n_rows, *self.middle, self.coding.elements)
@@ -298,11 +302,11 @@ class Home:
             self.tiers.spill.write(
                 self.what(index), encoded.cpu().contiguous(), self.regions[index] + at * self.row_bytes
             )
-        return encoded.numel() * encoded.element_size() if rows.tier is not Tier.DEVICE else 0
+        return encoded.numel() * encoded.element_size() if rows.tier is Tier.DISK else 0
 
     def write_rows(self, part: Part, new: Tensor, positions: Positions) -> int:
         """Writes `new` rows [L, ...] of a slice as they are kept, without being encoded yet, at these positions; the
-        bytes that left the device."""
+        bytes that went to disk."""
         (index,) = self.covered(part)
         encoded = self.coding.encode(new.reshape(len(new), *self.middle, self.coding.elements))
         if positions.level:
@@ -321,9 +325,8 @@ class Home:
     def _write_apart(self, index: tuple[int, ...], rows: TierRows, encoded: Tensor, positions: Positions) -> int:
         """Rows of a batch each from a position of its own: `encoded` is [L, B, ...]."""
         if rows.tier is not Tier.DISK:
-            piece = self.kept[index, rows.tier]
-            moved = put_rows(piece, encoded, positions.less(rows.start))
-            return moved if rows.tier is not Tier.DEVICE else 0
+            put_rows(self.kept[index, rows.tier], encoded, positions.less(rows.start))
+            return 0
         moved, each = 0, self.row_bytes // self.middle[0]
         kept = encoded.cpu().contiguous()
         for b, begin in enumerate(positions.begins):

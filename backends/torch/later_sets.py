@@ -22,20 +22,23 @@ def set_later(segments: Sequence[Segment], number: int) -> set[str]:
 
 def sets_the_same(segment: Segment, after: Sequence[Segment]) -> set[str]:
     """State that is set, later in this body, to what this update makes, or to itself with the same rows at the same
-    place."""
+    place, before anything else reads it."""
     let = segment.only
-    same, rows, found = {let.result.name}, {str(let.operands[1])}, set[str]()
+    same, rows, read, found = {let.result.name}, {str(let.operands[1])}, set[str](), set[str]()
     for later in (s for each in after for s in each.statements):
         match later:
             case Let(operation=Update()) if later.operands[1] in rows and later.operands[2] == let.operands[2]:
                 if later.operation == let.operation:
                     same.add(later.result.name)
+                else:
+                    read |= names_used((later,))
             case Let(operands=(str() as name,)):
                 for names in (same, rows):
                     if name in names:
                         names.add(later.result.name)
-            case SetState() if later.operand in same:
+                read.add(name)
+            case SetState() if later.operand in same and later.state not in read:
                 found.add(later.state)
             case _:
-                pass
+                read |= names_used((later,))
     return found

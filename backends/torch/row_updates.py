@@ -25,9 +25,9 @@ class Positions:
         return Positions(tuple(begin - start for begin in self.begins))
 
 
-def put_rows(cache: Tensor, new: Tensor, positions: Positions) -> int:
+def put_rows(cache: Tensor, new: Tensor, positions: Positions) -> None:
     """Writes `new` [L, ...] or, where positions differ, [L, B, ...] into a cache [T, ...] or [T, B, ...]; what would
-    come before its beginning or after its end is dropped. The bytes that were written."""
+    come before its beginning or after its end is dropped."""
     import torch
 
     T, L = cache.shape[0], new.shape[0]
@@ -36,14 +36,12 @@ def put_rows(cache: Tensor, new: Tensor, positions: Positions) -> int:
         start, stop = max(0, begin), min(begin + L, T)
         if start < stop:
             cache[start:stop].copy_(new[start - begin : stop - begin], non_blocking=True)
-        return max(0, stop - start) * (new[0].numel() * new.element_size() if L else 0)
+        return
     starts = enumerate(positions.begins)
     written = [(begin + at, at, b) for b, begin in starts for at in range(L) if 0 <= begin + at < T]
-    if not written:
-        return 0
-    t, l, b = torch.tensor(written, device=cache.device).unbind(1)  # noqa: E741
-    cache[t, b] = new[l, b]
-    return len(written) * new[0, 0].numel() * new.element_size()
+    if written:
+        t, l, b = torch.tensor(written, device=cache.device).unbind(1)  # noqa: E741
+        cache[t, b] = new[l, b]
 
 
 def begins_of(positions: Tensor, names: Sequence[str]) -> Positions:

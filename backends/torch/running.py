@@ -8,18 +8,20 @@ statement that fetches it to the one that frees it. Nothing here knows of models
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.blocks import CompiledBlock, Values
 from shardwright.backends.torch.buffers import Buffer, Buffers
+from shardwright.backends.torch.earlier_values import lying_in
 from shardwright.backends.torch.entries import TensorEntry, Transfer, fits, is_slice, put
 from shardwright.backends.torch.environment import Environment
 from shardwright.backends.torch.event_threads import CancelledError, EventThreads, TimedEvent
-from shardwright.backends.torch.homes import Home, Job, Part, state_layout
+from shardwright.backends.torch.homes import Home, Job, Part, loop_dims, state_layout
 from shardwright.backends.torch.kernels.prepared import Common
 from shardwright.backends.torch.later_sets import set_later, sets_the_same
 from shardwright.backends.torch.shards import held_in
@@ -32,7 +34,7 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Func, Program
 from shardwright.ir.types import ON_DEVICE, Tier
-from shardwright.ir.walk import Position
+from shardwright.ir.walk import Position, states_set
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,10 +76,14 @@ class RunningFunction(Environment):
         self.moved = {} if moved is None else moved
         self.stopped = False
         self._threads: EventThreads | None = None
+        self._loops = loop_dims(program)
         self._blocks: dict[Position, CompiledBlock] = {}
         self._outside: dict[Position, int] = {}
         self._then_set: dict[Position, set[str]] = {}
+        self._sets: dict[Position, list[str]] = {}
         self._transfers: list[Transfer] = []
+        self._leaving: dict[int, int] = {}
+        """The memory that events of other threads still read, by their numbers."""
         self._compile(self.segments)
 
     # ------------------------------------------------------------ compilation
@@ -85,6 +91,7 @@ class RunningFunction(Environment):
     def _compile(self, segments: Sequence[Segment]) -> None:
         for number, segment in enumerate(segments):
             if segment.kind in (SegmentKind.COMPUTE, SegmentKind.HOST):
+                self._sets[segment.place] = states_set(segment.statements)
                 device = self.tiers.processor if segment.kind is SegmentKind.HOST else self.tiers.device
                 shapes = {name: read.kind.shape for name, read in segment.reads.items()}
                 state = self.program.state_names
@@ -106,6 +113,7 @@ class RunningFunction(Environment):
         import torch
 
         self.enter(args)
+        self._leaving.clear()
         if self.tiers.device.type == "cuda":  # what the caller has issued is on another stream
             torch.cuda.synchronize(self.tiers.device)
         streams = self.streams or streams_of(self.tiers.device, timed=self.observe is not None)
@@ -179,11 +187,17 @@ class RunningFunction(Environment):
 
     def _compute(self, segment: Segment) -> None:
         block = self._blocks[segment.place]
+        for name in self._sets[segment.place]:
+            target = self._seen(segment.reads[name])
+            assert target is not None
+            copy, before = self._apart(target)
+            copy()
+            self._let_go(*before)
         values = Values({name: self._tensor(read) for name, read in segment.reads.items()}, self._common)
         for name in block.taken_over:
-            at = values.tensors[name].data_ptr()
+            at = _memory(values.tensors[name])
             others = (e.tensor for n, e in self._values.items() if n != name and e.tensor is not None)
-            if any(tensor.data_ptr() == at for tensor in others):
+            if at in list(self._leaving.values()) or any(_memory(tensor) == at for tensor in others):
                 values.tensors[name] = values.tensors[name].clone()
         if self.tiers.device.type == "cuda":
             block.run(values)  # PyTorch's allocator counts
@@ -269,38 +283,39 @@ class RunningFunction(Environment):
     def _fetched(self, name: str, entry: TensorEntry) -> TensorEntry:
         home, part = entry.home, entry.part
         assert home is not None
-        found = home.view(part)
-        if found is not None:
+        found, new = home.view(part), entry.rows
+        if found is not None and new is None:
             return TensorEntry(found, entry.names, home, part, self._hold(entry))
         kept = home.at_hand(part)
-        if kept is not None:
+        if kept is not None and (new is None or home.coding.quantized is not None):
             return replace(entry, raw=kept, buffer=self._hold(entry))
         extents, dtype = home.raw_extents(part), home.coding.kept_as
         buffer = self._buffer(Tier.DEVICE, name, extents, dtype)
         raw = buffer.as_tensor(extents, dtype)
         if home.all_at_hand:  # its slices lie apart, and no event brings them together
             home.copy(part, raw, None)
-            return replace(entry, tensor=home.computed(raw, part), buffer=buffer)
+            return self._with_rows(replace(entry, tensor=home.computed(raw, part), buffer=buffer))
         staged, staging, on_host = None, None, home.staged_extents(part)
         if on_host[0] and not self.tiers.in_place:
             staging = self._buffer(Tier.HOST, name, on_host, dtype)
             staged = staging.as_tensor(on_host, dtype)
-        self._transfers.append(Transfer(home, part, raw, staged, staging, self._hold(entry)))
+        transfer = Transfer(home, part, raw, staged, staging, self._hold(entry))
+        self._transfers.append(transfer)
         if home.coding.quantized is not None:
             return replace(entry, raw=raw, buffer=buffer)
-        return replace(entry, tensor=home.computed(raw, part), buffer=buffer)
+        made = replace(entry, tensor=home.computed(raw, part), buffer=buffer)
+        if new is None:
+            return made
+        self._transfers[-1] = replace(transfer, then=partial(self._with_rows, made))
+        return replace(made, home=None, rows=None)
 
-    def _hold(self, entry: TensorEntry) -> Buffer | None:
-        """Keeps the memory of an entry until it is given back."""
-        if entry.buffer is not None:
-            self.buffers.share(entry.buffer)
-        return entry.buffer
-
-    def _buffer(self, tier: Tier, name: str, extents: tuple[int, ...], dtype: Any) -> Buffer:
-        nbytes = dtype.itemsize
-        for extent in extents:
-            nbytes *= extent
-        return self.buffers.take(tier, f"a buffer for {name}", nbytes)
+    def _with_rows(self, entry: TensorEntry) -> TensorEntry:
+        """Gives a part that was fetched its new rows, if it has some."""
+        if entry.rows is None:
+            return entry
+        assert entry.tensor is not None
+        put(entry.tensor, entry.names, entry.rows)
+        return replace(entry, home=None, rows=None)
 
     def _read(self, event: Event) -> None:
         transfers, in_place = self._transfers, self.tiers.in_place
@@ -336,13 +351,21 @@ class RunningFunction(Environment):
             if buffer is not None:
                 self.buffers.give_back(buffer)
 
-    def _see_to(self, event: Event, write: Job, *held: Buffer | None) -> None:
-        """An event of the device or of another resource, for which buffers are held."""
+    def _see_to(self, event: Event, write: Job, *held: Buffer | None, leaving: Tensor | None = None) -> None:
+        """An event of the device or of another resource, for which buffers are held and what is `leaving` stays as it
+        is."""
         if event.resource is Resource.DEVICE:
             self._here(event, write)
             self._let_go(*held)
-        else:
-            self._hand(event, write, partial(self._let_go, *held))
+            return
+
+        def done() -> None:
+            self._leaving.pop(event.number, None)
+            self._let_go(*held)
+
+        if leaving is not None:
+            self._leaving[event.number] = _memory(leaving)
+        self._hand(event, write, done)
 
     def _arrive(self, segment: Segment) -> None:
         """Makes of what has arrived the tensors that are computed with."""
@@ -362,7 +385,7 @@ class RunningFunction(Environment):
         name, result = str(statement.operands[0]), statement.result
         entry = self._values[name]
         new = segment.reads[str(statement.operands[1])]
-        rows = self._rows(statement.operation, self._tensor(new), new.kind.names, statement, segment)
+        rows = self._rows(statement.operation, self._settled(self._tensor(new)), new.kind.names, statement, segment)
         if entry.tensor is None:  # it is kept otherwise than it is computed with
             seen = self._seen(segment.reads[name])
             assert seen is not None
@@ -371,6 +394,7 @@ class RunningFunction(Environment):
         private = entry.buffer is not None and entry.buffer.users == 1 and name in segment.last
         through = entry.buffer is None and entry.home is not None and (
             entry.home.value.name in self._then_set[segment.place] and name in segment.last
+            and set(lying_in(self._values, entry.home, entry.part)) == {name}
         )  # fmt: skip
         if not private and not through:
             entry = TensorEntry(entry.tensor.clone(), entry.names, entry.home, entry.part)
@@ -379,7 +403,8 @@ class RunningFunction(Environment):
             shared = True
         assert entry.tensor is not None
         put(entry.tensor, entry.names, rows)
-        kept = entry if entry.rows is None else replace(entry, home=None)
+        lasting = entry.rows is None and self._values[new.name].buffer is None
+        kept = entry if lasting else replace(entry, home=None)
         self._bind(result.name, replace(kept, rows=rows, names=result.shape.names), shared=shared)
 
     def _store(self, event: Event, segment: Segment) -> None:
@@ -396,6 +421,7 @@ class RunningFunction(Environment):
             self._here(event, lambda: None)
             self._bind(result.name, entry, shared=True)
             return
+        tensor = self._settled(tensor)
         buffer = self._buffer(Tier.HOST, result.name, tuple(tensor.shape), tensor.dtype)
         staged = buffer.as_tensor(tuple(tensor.shape), tensor.dtype)
         held = self._hold(entry)
@@ -412,15 +438,16 @@ class RunningFunction(Environment):
         self._bind(
             result.name, TensorEntry(staged, result.shape.names, entry.home if rows else None, entry.part, buffer, rows)
         )
-        self._hand(event, copy, partial(self._let_go, held))
+        self.buffers.share(buffer)  # it may have gone to another value before it is filled
+        self._see_to(event, copy, held, buffer, leaving=tensor)
 
     def _keep(self, event: Event, segment: Segment) -> None:
         """A value that lives elsewhere, and is no new value of state: it has a home as long as a name has it."""
         read, result = segment.reads[str(segment.only.operands[0])], segment.only.result
         entry = self._seen(read)
         assert entry is not None
-        tensor = self._tensor(read)
-        home = Home(self.tiers, result, state_layout(result, (), (), quantized=False)[0])
+        tensor = self._settled(self._tensor(read))
+        home = Home(self.tiers, result, state_layout(result, self._loops, (), quantized=False)[0])
         home.allocate()
         part: Part = (slice(None),) * len(home.names)
         held = self._hold(entry)
@@ -428,9 +455,13 @@ class RunningFunction(Environment):
         self._bind(result.name, TensorEntry(None, home.names, home, part, buffer))
 
         def write() -> None:
-            self._count(event, home.write(part, tensor))
+            moved = home.write(part, tensor)
+            if event.resource is Resource.FROM_DEVICE:
+                moved = home.bytes_on(Tier.HOST) * math.prod(home.lead)
+            self._count(event, moved)
 
-        self._see_to(event, write, held)
+        self.buffers.share(buffer)
+        self._see_to(event, write, held, buffer, leaving=tensor)
 
     def _write(self, event: Event, segment: Segment) -> None:
         """A new value of state, or of its slice."""
@@ -440,9 +471,15 @@ class RunningFunction(Environment):
         assert entry is not None
         home, part = target.home, target.part
         assert home is not None
+        if event.resource is not Resource.DEVICE and entry.rows is not None:
+            entry = replace(entry, rows=replace(entry.rows, new=self._settled(entry.rows.new)))
+        elif event.resource is not Resource.DEVICE and entry.tensor is not None:
+            entry = replace(entry, tensor=self._settled(entry.tensor))
         held = self._hold(entry)
+        copy, before = self._apart(target, entry)
 
         def write() -> None:
+            copy()
             if (
                 entry.rows is not None
                 and entry.home is home
@@ -459,10 +496,10 @@ class RunningFunction(Environment):
             else:
                 tensor = entry.tensor if entry.tensor is not None else self._whole(entry)
                 moved = home.write(part, tensor)
-            if event.resource is not Resource.DEVICE:
-                self._count(event, moved)
+            self._count(event, moved)
 
-        self._see_to(event, write, held)
+        leaving = entry.tensor if entry.rows is None else entry.rows.new
+        self._see_to(event, write, held, *before, leaving=leaving)
         if event.resource is Resource.DEVICE:
             if home.coding.quantized is not None and entry.rows is not None:
                 self._latest[home.value.name] = part, entry.rows
@@ -470,3 +507,8 @@ class RunningFunction(Environment):
                 self._common.clear()
             if statement.state in self.watched and self.on_set is not None:
                 self.on_set(statement.state, self._tensor(segment.reads[statement.state]))
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where the memory begins that a tensor lies in, maybe with others."""
+    return tensor.untyped_storage().data_ptr()

@@ -218,9 +218,12 @@ class _Divider:
                 return let_kind(statement, scope, fetched)
 
     def computes(self, loop: Loop, scope: Scope) -> bool:
-        """True if nothing in a loop moves, and it goes over no slices of weights or state, so that it is one
-        computation with what is around it."""
+        """True if nothing in a loop moves, is under way or lies away from the device, and it goes over no slices of
+        weights or state, so that it is one computation with what is around it."""
         known = self.program.globals
+        kinds = [carry.value.type for carry in loop.carries]
+        if any(kind.in_flight or home_of(kind) != ON_DEVICE for kind in kinds):
+            return False
         if any(loop.dim in known[name].shape for name in names_used((loop,)) if name in known):
             return False
         inside = scope.inside(loop)

@@ -180,7 +180,7 @@ class Unrolling:
         values = [carry.value.name for carry in loop.carries]
         initial = [segment.reads[carry.initial] for carry in loop.carries]
         self.hand_on(list(zip(initial, values, strict=True)), self.ending_at(segment))
-        own = frozenset(read.name for read in segment.ending if read.name not in segment.reads)
+        own = frozenset([*values, *(value.name for statement in loop.body for value in statement.results)])
         for trip in range(segment.trips):
             self.trips[loop.dim] = trip
             self.trip(loop, trip)
@@ -200,8 +200,10 @@ class Unrolling:
     def hand_on(self, names: Sequence[tuple[SegmentRead, str]], ended: Set[str]) -> None:
         """Values get other names, all at once; those that have `ended` are used by their old ones no more."""
         renames = [(read.name, new) for read, new in names]
+        sources = {new: source for read, new in names if (source := self.away(read)) is not None}
         _rename(self._landing, renames)
         _rename(self._sources, renames)
+        self._sources |= sources
 
     def leave(self, segment: Segment) -> None:
         """A segment is over, and with it the values that it is the last to use."""
@@ -233,10 +235,14 @@ class Unrolling:
         """The events that write what a computation reads away from the device, without a fetch of its own."""
         found: list[int] = []
         for read in segment.reads.values():
-            if home_of(read.kind) != ON_DEVICE and (source := self.source_of(read)) is not None:
+            if (source := self.away(read)) is not None:
                 found += [n for part, n in self.touched(source[0]).writes if _meet(part, source[1])]
                 found += self._landing.get(read.name, ())
         return found
+
+    def away(self, read: SegmentRead) -> tuple[str, Slice] | None:
+        """Where a value lies that is away from the device and not under way; None of others."""
+        return None if home_of(read.kind) == ON_DEVICE or read.kind.in_flight else self.source_of(read)
 
     def source_of(self, read: SegmentRead, operation: object = None) -> tuple[str, Slice] | None:
         """The state or weight whose bytes a value away from the device is, and which slice of it; with what looks ahead
@@ -321,7 +327,7 @@ class Unrolling:
         resource = Resource.DEVICE if Tier.HOST in self.at_hand else Resource.HOST
         number = self.event(Action.COMPUTE, segment, resource, self.written(segment))
         for read in segment.reads.values():
-            if home_of(read.kind) != ON_DEVICE and (source := self.source_of(read)) is not None:
+            if (source := self.away(read)) is not None:
                 self.touched(source[0]).read(source[1], number)
         for value in segment.only.results:
             self._landing[value.name] = (number,)
@@ -348,11 +354,15 @@ class Unrolling:
         part = tuple((axis, self.trips[dim]) for axis, dim in read.slices)
         touched = self.touched(name)
         after = [n for p, n in (*touched.reads, *touched.writes) if _meet(p, part)]
-        after += self._landing.pop(statement.operand, ())
+        after += self._landing.get(statement.operand, ())
+        source = self.away(segment.reads[statement.operand])
+        after += [n for p, n in self.touched(source[0]).writes if _meet(p, source[1])] if source is not None else []
         resource = self.writer(self.placements[name])
         number = self.event(Action.WRITE, segment, resource, after)
         if resource is not Resource.DEVICE:
             touched.write(part, number)
+            if source is not None and source[0] != name:
+                self.touched(source[0]).read(source[1], number)
 
     def writer(self, placement: Placement) -> Resource:
         """The resource that writes values from the device to where they lie."""

@@ -1,0 +1,283 @@
+"""Programs whose values live in several memories, as the PyTorch executor runs them statement by statement."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from program_text import program
+
+from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.torch.buffers import Buffers
+from shardwright.backends.torch.homes import Home, value_homes
+from shardwright.backends.torch.running import RunningFunction
+from shardwright.backends.torch.tiers import open_tiers
+from shardwright.cost.programs.unrolling import events_of
+from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.verification.completion import complete
+from shardwright.ir.verification.verifier import Level, verify
+
+HEAD = """
+dim N=3 M=2 B=4 T=4 E=4
+weights { w: f32 NE on disk }
+state {
+  s: f32 BE on host
+  d: f32 BE on disk
+  k: f32 NTE on host
+  here: f32 BE
+}
+func f(x: f32 BE, at: int32) -> """
+
+OLD = {
+    "what was fetched": """f32 BE {
+  before = fetch(s)
+  set s = store[host](before + before)
+  return before
+}""",
+    "a part of what was fetched": """f32 E {
+  before = fetch(s)
+  row = take[B, 1](before)
+  set s = store[host](before + before)
+  return row
+}""",
+    "a name of a part": """f32 E {
+  row = take[B, 1](s)
+  set s = store[host](x)
+  return fetch(row)
+}""",
+    "a name of a part on disk": """f32 E on disk {
+  row = take[B, 1](d)
+  set d = store[disk](x)
+  return row
+}""",
+    "a name of new rows": """f32 BE {
+  new = store[host](take[B, 2](x))
+  with_it = update[B](s, new, at)
+  set s = store[host](x)
+  return fetch(with_it)
+}""",
+    "what new rows are written to": """f32 BE {
+  before = fetch(s)
+  set s = store[host](x)
+  after = update[B](before, take[B, 3](x), at)
+  set s = store[host](after)
+  return fetch(s)
+}""",
+    "what a loop carries": """f32 BE on host {
+  last = loop[M](c: f32 BE on host = s) {
+    set s = store[host](fetch(s) * 0.5)
+    next c
+  }
+  return last
+}""",
+    "what a loop hands on from before": """f32 BE {
+  last = loop[M](c: f32 BE = x) {
+    y = c + here
+    row = here
+    set here = y
+    next y
+  }
+  return last + here
+}""",
+    "what is fetched while new rows are written": """f32 TE {
+  y = loop[N](c: f32 TE = update[T](take[N, 0](fetch(k)), take[B, 0](x), 1)) {
+    k_here = fetch(k)
+    row = take[B, 3](x)
+    k_next = update[T](k_here, row, at)
+    again = fetch(k)
+    set k = store[host](k_next)
+    next c + again * k_next
+  }
+  return y
+}""",
+}
+"""Programs that use what was read of state after it has been set."""
+
+ROWS = {
+    "fetched": """f32 BE {
+  new = store[host](take[B, 2](x))
+  with_it: f32 BE on host = update[B](s, new, at)
+  return fetch(with_it)
+}""",
+    "returned": """f32 BE on host {
+  new = store[host](take[B, 2](x))
+  with_it = update[B](s, new, at)
+  return with_it
+}""",
+    "on disk, in what has no other name": """f32 BE on disk {
+  there = store[disk](x)
+  new = store[disk](take[B, 2](x))
+  return update[B](there, new, at)
+}""",
+    "of state that is set then": """f32 NTE on host {
+  row = take[B, 2](s)
+  with_it = update[T](k, take[T, 0](k), 1)
+  set k = with_it
+  return k
+}""",
+    "at positions by a dimension that is not the first": """f32 NTE {
+  at_each = iota[N]()
+  return update[T](fetch(k), fetch(w), at_each)
+}""",
+    "in what is on its way to the host": """f32 BE on host {
+  going = start(store[host](x))
+  after = update[B](x, take[B, 3](x), at)
+  there = wait(going)
+  set here = after
+  return there
+}""",
+    "in what a loop hands on": """f32 BE {
+  y = loop[M](c: f32 BE = here) {
+    next x
+  }
+  set here = update[B](x, take[B, 3](x), at)
+  return y
+}""",
+}
+"""Programs of new rows, where they are written and where not."""
+
+CARRIED = {
+    "a parameter": """f32 BE {
+  y = loop[M](c: f32 BE = x) {
+    going = start(store[host](c))
+    free going
+    next x
+  }
+  return y
+}""",
+    "what was made before": """f32 BE {
+  z = x * 0.5
+  y = loop[M](c: f32 BE = x) {
+    going = start(store[host](z))
+    free going
+    next z
+  }
+  return y
+}""",
+    "what is under way": """f32 BE {
+  there = store[host](x)
+  going = prefetch(there)
+  last = loop[M](c: f32 BE in flight = going) {
+    next c
+  }
+  return wait(last)
+}""",
+}
+"""Programs whose loops hand on what stands around them."""
+
+KEPT = {
+    "and state set to it": """f32 BE {
+  y = loop[M](c: f32 BE = x) {
+    there = store[disk](c * 0.5)
+    set d = there
+    next fetch(there)
+  }
+  return y
+}""",
+    "of state that is set then": """f32 BE on disk {
+  going = start(store[disk](here))
+  set here = x
+  there = wait(going)
+  return there
+}""",
+    "and no more used": """f32 BE {
+  going = start(store[disk](x))
+  free going
+  return x
+}""",
+    "and no more used, where another takes its place": """f32 BE {
+  loop[N] {
+    going = start(store[host](x))
+    free going
+  }
+  return fetch(d)
+}""",
+    "and state of another memory set from there": """f32 BE {
+  set d = store[disk](x)
+  y = fetch(d)
+  set here = y
+  set d = store[disk](y * 0.5)
+  return fetch(d)
+}""",
+}
+"""Programs of values on disk, which a thread of its own writes."""
+
+GROUPS = {**OLD, **ROWS, **CARRIED, **KEPT}
+
+
+def run(text: str, *, in_place: bool) -> dict[str, int]:
+    """Holds a run against the meaning; the bytes that were moved."""
+    of = complete(program(HEAD + text))
+    verify(of, Level.EXPLICIT)
+    given = random_inputs(of, "f", 0)
+    args = {**given.args, "at": np.int32(2)}
+    arrays: dict[str, Any] = {**args, **given.weights, **given.state}
+    wanted, state = evaluate(of, "f", args, given.weights, given.state)
+    with open_tiers("cpu", {}, "that of the types", in_place=in_place) as tiers, torch.inference_mode():
+        homes = value_homes(of, (*of.weights, *of.state), tiers)
+        for name, home in homes.items():
+            home.allocate()
+            home.write((slice(None),) * len(home.names), torch.tensor(arrays[name]))
+        buffers = Buffers(tiers)
+        running = RunningFunction(of, of.func("f"), tiers, homes, buffers)
+        found = running.call({name: torch.tensor(array) for name, array in args.items()})
+        kept = {name: running.stored(name).numpy() for name in state}
+        buffers.release()
+    for want, made in zip(wanted, found, strict=True):
+        np.testing.assert_allclose(made.numpy(), want, rtol=1e-6)
+    for name, want in state.items():
+        np.testing.assert_allclose(kept[name], want, rtol=1e-6, err_msg=name)
+    return running.moved
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("text", GROUPS.values(), ids=GROUPS)
+def test_values_are_what_they_were(text: str, in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a thread writes late."""
+    write = Home.write
+
+    def late(self: Home, part: Any, tensor: torch.Tensor) -> int:
+        time.sleep(0.002)
+        return write(self, part, tensor)
+
+    monkeypatch.setattr(Home, "write", late)
+    run(text, in_place=in_place)
+
+
+def test_new_rows_in_what_was_stored_are_refused() -> None:
+    text = """f32 BE {
+  there = store[host](x)
+  new = store[host](take[B, 2](x))
+  with_it = update[B](there, new, at)
+  return fetch(with_it)
+}"""
+    with pytest.raises(DiagnosticError) as caught:
+        run(text, in_place=False)
+    (said,) = caught.value.diagnostics
+    assert (said.code, said.span.line) == ("unsupported", HEAD.count("\n") + 4)
+    assert said.message.endswith("and there has been stored or has new rows already")
+    assert said.notes[0].message == "fetch it before: fetch(there)"
+
+
+def test_what_is_moved_is_what_the_text_says() -> None:
+    """State is set to what has been stored: nothing leaves the device then. Of a value on disk a loop reads a slice."""
+    text = """f32 BE {
+  set s = store[host](x)
+  there = store[disk](fetch(w))
+  y = loop[N](c: f32 BE = x) {
+    next c + fetch(there)
+  }
+  return y
+}"""
+    of = complete(program(HEAD + text))
+    said: dict[str, int] = {}
+    for event in events_of(of, of.func("f")):
+        said[event.resource] = said.get(event.resource, 0) + event.nbytes
+    assert said["from device"] == 4 * 16
+    assert said["disk read"] == said["to device"] == 2 * 4 * 12
+    moved = run(text, in_place=False)
+    assert moved == {name: nbytes for name, nbytes in said.items() if nbytes} | {"disk write": 4 * 12}
