@@ -81,10 +81,11 @@ def _rows(name: str, chip: str | None) -> list[PublishedRow]:
             chip = load_chip(chip).name
     found = rows_of(name)
     rows = [row for row in found if chip in (None, row.chip.name)]
-    chips = sorted({row.chip.name for row in rows})
+    chips = sorted({row.chip.name for row in rows or found})
     with located(Source("--from", "")):
         if not rows:
-            raise fault("no-rows", f"{name} has no measured times" + (f" of {chip}" if chip else ""), NOWHERE)
+            others = f" of {chip}; it has those of {' and '.join(chips)}" if chips else ""
+            raise fault("no-rows", f"{name} has no measured times{others}", NOWHERE)
         if len(chips) > 1:
             raise fault("several-chips", f"{name} has rows of {' and '.join(chips)}", NOWHERE, f"add --chip {chips[0]}")
     if found and found[0].table == "d2":

@@ -278,6 +278,9 @@ def test_calibrate_from_rows_writes_a_chip_file(shardwright: Callable, tmp_path:
     assert shardwright("cost", layer(tmp_path), "--chip", str(out)).status == 0
     several = shardwright("calibrate", "--from", "d2")
     assert "d2 has rows of a100-80g and tpu-v4 [several-chips]" in several.err
+    other = shardwright("calibrate", "--from", "d2", "--chip", "h100")
+    assert (other.status, other.out) == (1, "")
+    assert "d2 has no measured times of h100; it has those of a100-80g and tpu-v4 [no-rows]" in other.err
 
 
 def test_rows_that_no_chip_can_have_run(shardwright: Callable, tmp_path: Path) -> None:
