@@ -96,6 +96,15 @@ def test_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", "out.shard", "--to", "jax", "-o", "out.py"]) == 0
 
 
+def test_every_key_is_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    section = text.partition("\n## search ")[2].partition("\n## ")[0]
+    assert main(["search", "layer.shard", "--chip", "tpu-v4", "--json"]) == 0
+    found = printed(capsys)
+    keys = {*found, *found["tried"][0], *found["functions"][0]}
+    assert {key for key in keys if f'"{key}"' not in section} == set()
+
+
 def test_a_program_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "layer.shard", "--chip", "tpu-v4"]) == 0
     output = capsys.readouterr()
