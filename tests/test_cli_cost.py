@@ -195,6 +195,15 @@ def test_the_largest_batch_that_fits_is_one_that_axes_may_not_divide(chips: int,
     assert [batch for batch in range(most, most + 3 * chips) if fits(batch)] == [most]
 
 
+def test_cost_and_fit_agree_on_batches_that_may_be_rounded_up(shardwright: Callable) -> None:
+    """On three chips 248 fit, and 249, which take less time, do not."""
+    at = ("--chip", "h100", "--layout", "wg-x", "--context", "2000", "--chips", "3", "--json")
+    most = json.loads(shardwright("fit", "llama-3-8b", *at).out)["largest_batch"]
+    for batch, fits in ((1, True), (most, True), (most + 1, False)):
+        for command in ("cost", "fit"):
+            assert json.loads(shardwright(command, "llama-3-8b", *at, "--batch", batch).out)["fits"] == fits
+
+
 def test_what_has_no_program_on_any_chips_is_not_said_to_be_too_large(shardwright: Callable) -> None:
     for option, said in (
         (("--layout", "ws2"), "there is no layout ws2; "),

@@ -17,6 +17,7 @@ from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.prediction.models import beyond_positions, check_positions, longest_context, parameters_of, torus_mesh
+from shardwright.prediction.phases import batches_of
 from shardwright.prediction.programs import Deployment, Weights, fitted_layout, phase_program
 
 _MOST_CHIPS = 4096
@@ -138,9 +139,10 @@ def fitting(
 
 
 def decode_memory(deployment: Deployment, batch: int, context: int) -> MemoryUse:
-    """The memory that decode needs on one chip."""
-    program = phase_program(deployment, "decode", batch, 1, context)
-    return memory_of(program, program.func("decode"))
+    """The memory that decode needs on one chip, of the batch or of one that it may be rounded up to, where that is
+    less: `phase_cost` takes none that does not fit where another does."""
+    programs = (phase_program(deployment, "decode", padded, 1, context) for padded in batches_of(deployment, batch))
+    return min((memory_of(program, program.func("decode")) for program in programs), key=lambda use: use.peak)
 
 
 def weight_bytes(model: Model, weights: Weights) -> int:

@@ -45,14 +45,16 @@ def phase_cost(
     constants: Constants | None = None, *, looped: bool = False,
 ) -> Cost:  # fmt: skip
     """The cost of one call of `prefill` or `decode` with a cache of `context` positions, of a batch that is rounded up
-    where that takes less time; tokens are those of the batch itself. `looped` as in `phase_program`."""
+    where that takes less time and fits, or alone fits; tokens are those of the batch itself. `looped` as in
+    `phase_program`."""
     tokens = batch * (length if phase == "prefill" else 1)
 
     def of_batch(padded: int) -> Cost:
         program = phase_program(deployment, phase, padded, length, context, looped=looped)
         return replace(cost_of(program, program.func(phase), chip, constants), tokens=tokens)
 
-    return min(map(of_batch, batches_of(deployment, batch)), key=lambda cost: cost.time_s)
+    costs = map(of_batch, batches_of(deployment, batch))
+    return min(costs, key=lambda cost: (cost.memory.peak > chip.memory_bytes, cost.time_s))
 
 
 def step_contexts(before: int, generated: int) -> list[tuple[float, int]]:
