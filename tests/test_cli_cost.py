@@ -204,6 +204,12 @@ def test_cost_and_fit_agree_on_batches_that_may_be_rounded_up(shardwright: Calla
             assert json.loads(shardwright(command, "llama-3-8b", *at, "--batch", batch).out)["fits"] == fits
 
 
+def test_a_number_of_chips_that_no_slice_has_is_blamed_on_the_option(shardwright: Callable) -> None:
+    for command in ("cost", "fit"):
+        got = shardwright(command, "opt-125m", "--chip", "tpu-v5e", "--chips", "7")
+        assert (got.status, got.err.startswith("--chips: error: no slice of tpu-v5e has 7 chips")) == (1, True)
+
+
 def test_what_has_no_program_on_any_chips_is_not_said_to_be_too_large(shardwright: Callable) -> None:
     for option, said in (
         (("--layout", "ws2"), "there is no layout ws2; "),

@@ -9,7 +9,7 @@ from itertools import combinations
 
 from shardwright.cost.hardware.chips import Chip, Torus
 from shardwright.cost.programs.memory import MemoryUse, memory_of
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.text.table import bytes_text
 from shardwright.models.built_in import BuiltIn
@@ -100,10 +100,11 @@ def fitting(
         if n_chips is None and n * chip.memory_bytes < bounded:
             continue
         try:
+            with located(Source("--chips", "")):
+                mesh = torus_mesh(chip, n, model.model.attention.kv_heads)
             deployment = Deployment(
-                model.model, torus_mesh(chip, n, model.model.attention.kv_heads), layout, attention, weights,
-                experts=experts, expert_capacity=expert_capacity,
-            )  # fmt: skip
+                model.model, mesh, layout, attention, weights, experts=experts, expert_capacity=expert_capacity
+            )
             memory = decode_memory(deployment, batch, context)
         except DiagnosticError as error:
             if n_chips is not None:
