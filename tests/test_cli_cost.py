@@ -219,6 +219,14 @@ def test_what_has_no_program_on_any_chips_is_not_said_to_be_too_large(shardwrigh
         assert (got.status, got.err.startswith(f"opt-125m: error: {said}")) == (1, True)
 
 
+def test_open_is_no_preset_that_could_be_priced(shardwright: Callable) -> None:
+    for command in ("cost", "fit"):
+        got = shardwright(command, "opt-125m", "--chip", "tpu-v5e", "--layout", "open")
+        assert (got.status, got.out) == (1, "")
+        assert got.err.startswith("--layout: error: open is no preset: it leaves weights and caches to a search; ")
+        assert "note: plan searches for layouts that fit, " in got.err
+
+
 def test_a_model_is_told_apart_from_a_program(shardwright: Callable, tmp_path: Path) -> None:
     """Options of the other kind would say nothing, and are refused."""
     for option in (("--generate", "4"), ("--mesh", "x=2"), ("--passes", ""), ("--micro-batches", "2")):

@@ -145,6 +145,7 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...], str]:
         active_parameters,
         beyond_positions,
         check_positions,
+        check_preset,
         model_of,
         preset_of,
         torus_mesh,
@@ -157,6 +158,7 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...], str]:
     with located(Source(args.file, "")):
         check_positions(found.model, args.context)
     layout = args.layout or preset_of(chip)
+    check_preset(layout)
     with located(Source("--chips", "")):
         mesh = torus_mesh(chip, args.chips, found.model.attention.kv_heads)
     deployment = Deployment(

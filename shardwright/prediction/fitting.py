@@ -16,7 +16,14 @@ from shardwright.models.built_in import BuiltIn
 from shardwright.models.description import Model
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
-from shardwright.prediction.models import beyond_positions, check_positions, longest_context, parameters_of, torus_mesh
+from shardwright.prediction.models import (
+    beyond_positions,
+    check_positions,
+    check_preset,
+    longest_context,
+    parameters_of,
+    torus_mesh,
+)
 from shardwright.prediction.phases import batches_of
 from shardwright.prediction.programs import Deployment, Weights, fitted_layout, phase_program
 
@@ -93,6 +100,7 @@ def fitting(
     Raises where no number of chips is enough, or what is asked for has no program on any.
     """
     check_positions(model.model, context)
+    check_preset(layout)
     most = longest_context(model.model)
     bounded = weight_bytes(model.model, weights)
     priced, trouble = False, None

@@ -12,6 +12,7 @@ from shardwright.models.architectures import describe
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.config import read_config
 from shardwright.models.description import LearnedPositions, Model
+from shardwright.models.layouts import OPEN, PRESETS
 from shardwright.models.weights import model_weights
 
 
@@ -64,6 +65,18 @@ def beyond_positions(model: Model, positions: int) -> str:
 def preset_of(chip: Chip) -> str:
     """The layout that a model has on such chips where none is named."""
     return "ws2d" if isinstance(chip.interconnect, Torus) else "megatron"
+
+
+def check_preset(layout: str) -> None:
+    """Raises where a layout leaves weights and caches to a search, on which memory and time depend."""
+    if layout == OPEN:
+        with located(Source("--layout", "")):
+            raise fault(
+                "unknown-layout",
+                f"{OPEN} is no preset: it leaves weights and caches to a search; there are {', '.join(PRESETS)}",
+                NOWHERE,
+                f"plan searches for layouts that fit, and so does search in what import --layout {OPEN} writes",
+            )
 
 
 def torus_mesh(chip: Chip, n_chips: int, kv_heads: int = 1) -> Mesh:
