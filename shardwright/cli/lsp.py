@@ -24,5 +24,4 @@ def execute(_args: argparse.Namespace) -> int:
     """Serves until the client ends it."""
     from shardwright.workbench.language_server import start
 
-    start()
-    return 0
+    return start()

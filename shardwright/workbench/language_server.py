@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from shardwright.ir.diagnostics import Diagnostic, DiagnosticError, Fix, Source, Span
 from shardwright.ir.diagnostics import Severity as Grade
@@ -63,13 +66,36 @@ class OpenText:
         return Symbols(self.seen.module) if self.seen.module is not None else None
 
 
+class Protocol(LanguageServerProtocol):
+    """The protocol, where a client errs: its request is answered, and nothing is shown to the user."""
+
+    def structure_message(self, data: dict[str, Any]) -> Any:
+        """A message with its types; a request without its own is answered with the error."""
+        try:
+            return super().structure_message(data)
+        except JsonRpcException as error:
+            if {"id", "method"} <= data.keys():
+                self._send_response(data["id"], error=error.to_response_error())
+            raise
+
+    @lsp_method(lsp.TEXT_DOCUMENT_DID_CHANGE)
+    def lsp_text_document__did_change(self, params: lsp.DidChangeTextDocumentParams) -> Generator[Any, Any, None]:
+        """Changes a text that is open, and no other."""
+        with suppress(KeyError):
+            yield from super().lsp_text_document__did_change(params)
+
+
 class Server(LanguageServer):
     """The server with the texts that are open and how they are looked at."""
 
     def __init__(self) -> None:
-        super().__init__("shardwright", version("shardwright"))  # pyright: ignore[reportUnknownMemberType]
+        super().__init__(  # pyright: ignore[reportUnknownMemberType]
+            "shardwright", version("shardwright"), protocol_cls=Protocol
+        )
         self.settings = ExamineSettings()
         self.texts: dict[str, OpenText] = {}
+        self.shut_down = False
+        self.status = 0
 
     @property
     def refreshes(self) -> bool:
@@ -173,8 +199,8 @@ def _edit(source: Source, span: Span, fix: Fix) -> tuple[Span, str] | None:
     return Span(span.line, start, span.line, start + len(fix.old)), fix.new
 
 
-def start() -> None:
-    """Serve on standard input and output until the client ends it."""
+def start() -> int:
+    """Serve on standard input and output until the client ends it; 1 where it does not shut down before it exits."""
     server = make_server()
     asked, answered = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything else prints is not part of the protocol
@@ -183,6 +209,7 @@ def start() -> None:
     finally:
         for known in server.texts.values():
             known.worker.close()
+    return server.status
 
 
 def make_server() -> Server:
@@ -195,6 +222,14 @@ def make_server() -> Server:
         options: Any = params.initialization_options
         if isinstance(options, dict):
             server.settings = _settings(options)  # pyright: ignore[reportUnknownArgumentType]
+
+    @feature(lsp.SHUTDOWN)
+    def shut_down(_: None) -> None:
+        server.shut_down = True
+
+    @feature(lsp.EXIT)
+    def exited(_: None) -> None:
+        server.status = 0 if server.shut_down else 1
 
     @feature(lsp.TEXT_DOCUMENT_DID_OPEN)
     def opened(params: lsp.DidOpenTextDocumentParams) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import pytest_lsp
@@ -423,3 +426,35 @@ async def test_nothing_typed_ends_the_server(client: LanguageClient) -> None:
         await hints(client)
     change(client, LAYER, 200)
     assert await seen(client) == []
+
+
+@pytest.mark.asyncio
+async def test_a_change_of_a_closed_text_is_no_fault_of_the_server(client: LanguageClient) -> None:
+    await opened(client, LAYER)
+    client.text_document_did_close(lsp.DidCloseTextDocumentParams(lsp.TextDocumentIdentifier(URI)))
+    change(client, LAYER, 2)
+    assert await seen(client) == []
+    assert client.messages == []
+
+
+def talk(*messages: dict[str, object]) -> tuple[int, list[dict[str, Any]]]:
+    """The status that the server ends with after these messages, and what it answers."""
+    bodies = [json.dumps({"jsonrpc": "2.0", **message}) for message in messages]
+    framed = "".join(f"Content-Length: {len(body)}\r\n\r\n{body}" for body in bodies)
+    done = subprocess.run(SERVER.server_command, input=framed.encode(), capture_output=True, check=False, timeout=60)
+    parts = re.split(rb"Content-Length: .*\r\n(?:.+\r\n)*\r\n", done.stdout)[1:]
+    return done.returncode, [json.loads(part) for part in parts]
+
+
+BEGIN: dict[str, object] = {"id": 1, "method": "initialize", "params": {"capabilities": {}}}
+
+
+@pytest.mark.parametrize(("before", "status"), [([{"id": 2, "method": "shutdown"}], 0), ([], 1)])
+def test_exit_without_shutdown_ends_with_status_1(before: list[dict[str, object]], status: int) -> None:
+    assert talk(BEGIN, *before, {"method": "exit"})[0] == status
+
+
+def test_a_request_with_wrong_parameters_is_answered() -> None:
+    wrong: dict[str, object] = {"id": 2, "method": "textDocument/hover", "params": {"position": 3}}
+    _, answers = talk(BEGIN, wrong)
+    assert [answer["error"]["code"] for answer in answers if answer.get("id") == 2] == [-32602]
