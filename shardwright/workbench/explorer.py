@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from pathlib import Path
@@ -53,6 +54,7 @@ def serve(name: str, text: str, port: int, *, show: bool) -> None:
         made.wrong = ()
         client.on_connect(made.connected)
 
+    logging.getLogger("nicegui").addFilter(_without_controls)
     middleware: Any = Guard
     app.add_middleware(middleware, port=port)
     server: Any = app
@@ -61,6 +63,13 @@ def serve(name: str, text: str, port: int, *, show: bool) -> None:
     pages.run(
         host="127.0.0.1", port=port, title="Shardwright", dark=None, reload=False, show=show, show_welcome_message=False
     )
+
+
+def _without_controls(record: logging.LogRecord) -> bool:
+    """Escapes what would steer the terminal, as an address that is not known may: it is logged decoded."""
+    said = record.getMessage()
+    record.msg, record.args = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in said), ()
+    return True
 
 
 def _announce(port: int) -> None:

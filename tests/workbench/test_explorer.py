@@ -7,10 +7,14 @@ import base64
 import operator
 import os
 import random
+import subprocess
+import sys
 import time
 import zlib
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -195,3 +199,31 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path: Path, shardwright: Any) 
         first_text(str(tmp_path / "none.shard"))
     assert shardwright("explore", tmp_path / "none.shard", "--no-browser").status == 1
     assert "--port 70000 is not a port" in shardwright("explore", "--port", "70000").err
+
+
+def eventual_status(address: str) -> int:
+    """The status of a fault that a server answers with, once it listens."""
+    for _ in range(600):
+        try:
+            urlopen(address, timeout=60)
+        except HTTPError as error:
+            return error.code
+        except URLError:
+            time.sleep(0.1)
+    raise AssertionError("nothing was answered for a minute")
+
+
+def test_addresses_that_are_not_known_do_not_steer_the_terminal() -> None:
+    command = [sys.executable, "-m", "shardwright", "explore", "--no-browser"]
+    # NiceGUI would take itself to be under test.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as explorer:
+        assert explorer.stdout is not None
+        try:
+            address = explorer.stdout.readline().strip()
+            assert eventual_status(f"{address}%1b[31mred%C2%9B%0Ablue") == 404
+        finally:
+            explorer.terminate()
+        _, said = explorer.communicate(timeout=60)
+    assert f"{address}\\x1b[31mred\\x9b\\nblue not found\n" in said
