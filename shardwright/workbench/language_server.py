@@ -349,8 +349,10 @@ def _chip_text(name: str) -> str:
     except DiagnosticError:
         return f"chip `{name}`"
     rates = ", ".join(f"{rate / 1e12:g} Tflop/s in {kind}" for kind, rate in chip.flops_per_s.items())
-    memory = f"{bytes_text(chip.memory_bytes)} of memory at {bytes_text(chip.memory_bytes_per_s)}/s"
-    return f"chip `{name}`: {memory}; {rates}"
+    whole = chip.memory_bytes + chip.reserved_bytes
+    memory = f"{bytes_text(whole)} of memory at {bytes_text(chip.memory_bytes_per_s)}/s"
+    left = f", {bytes_text(chip.memory_bytes)} of it for programs" if chip.reserved_bytes else ""
+    return f"chip `{name}`: {memory}{left}; {rates}"
 
 
 def _value_lines(examined: Examination | None, symbol: Any) -> Iterator[str]:
