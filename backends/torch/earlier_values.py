@@ -54,6 +54,11 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
 
 
+def memory_at(tensor: Tensor) -> int:
+    """Where the memory begins that a tensor lies in, maybe with others."""
+    return tensor.untyped_storage().data_ptr()
+
+
 def meet(one: Part, other: Part) -> bool:
     """True if two parts of a home have something in common."""
     return all(a == b for a, b in zip(one, other, strict=True) if isinstance(a, int) and isinstance(b, int))

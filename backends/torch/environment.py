@@ -207,6 +207,11 @@ class Environment(Unrolling):
             self.buffers.share(entry.buffer)
         return entry.buffer
 
+    def _let_go(self, *held: Buffer | None) -> None:
+        for buffer in held:
+            if buffer is not None:
+                self.buffers.give_back(buffer)
+
     def _buffer(self, tier: Tier, name: str, extents: tuple[int, ...], dtype: Any) -> Buffer:
         nbytes = dtype.itemsize
         for extent in extents:
@@ -306,6 +311,14 @@ class Environment(Unrolling):
         part: Part = (_ALL,) * len(home.names)
         found = home.view(part)
         return found if found is not None else self._whole(TensorEntry(None, home.names, home, part))
+
+    def _with_rows(self, entry: TensorEntry) -> TensorEntry:
+        """Gives a part that was fetched its new rows, if it has some."""
+        if entry.rows is None:
+            return entry
+        assert entry.tensor is not None
+        put(entry.tensor, entry.names, entry.rows)
+        return replace(entry, home=None, rows=None)
 
     def _whole(self, entry: TensorEntry) -> Tensor:
         """A part of a home, with new rows in it maybe, brought here to be written elsewhere."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.blocks import CompiledBlock, Values
 from shardwright.backends.torch.buffers import Buffer, Buffers
-from shardwright.backends.torch.earlier_values import lying_in
+from shardwright.backends.torch.earlier_values import lying_in, memory_at
 from shardwright.backends.torch.entries import TensorEntry, Transfer, fits, is_slice, put
 from shardwright.backends.torch.environment import Environment
 from shardwright.backends.torch.event_threads import CancelledError, EventThreads, TimedEvent
@@ -195,9 +195,9 @@ class RunningFunction(Environment):
             self._let_go(*before)
         values = Values({name: self._tensor(read) for name, read in segment.reads.items()}, self._common)
         for name in block.taken_over:
-            at = _memory(values.tensors[name])
+            at = memory_at(values.tensors[name])
             others = (e.tensor for n, e in self._values.items() if n != name and e.tensor is not None)
-            if at in list(self._leaving.values()) or any(_memory(tensor) == at for tensor in others):
+            if at in list(self._leaving.values()) or any(memory_at(tensor) == at for tensor in others):
                 values.tensors[name] = values.tensors[name].clone()
         if self.tiers.device.type == "cuda":
             block.run(values)  # PyTorch's allocator counts
@@ -309,14 +309,6 @@ class RunningFunction(Environment):
         self._transfers[-1] = replace(transfer, then=partial(self._with_rows, made))
         return replace(made, home=None, rows=None)
 
-    def _with_rows(self, entry: TensorEntry) -> TensorEntry:
-        """Gives a part that was fetched its new rows, if it has some."""
-        if entry.rows is None:
-            return entry
-        assert entry.tensor is not None
-        put(entry.tensor, entry.names, entry.rows)
-        return replace(entry, home=None, rows=None)
-
     def _read(self, event: Event) -> None:
         transfers, in_place = self._transfers, self.tiers.in_place
 
@@ -346,11 +338,6 @@ class RunningFunction(Environment):
     def _landed(self, transfers: Sequence[Transfer]) -> None:
         self._let_go(*(buffer for each in transfers for buffer in (each.staging, each.held)))
 
-    def _let_go(self, *held: Buffer | None) -> None:
-        for buffer in held:
-            if buffer is not None:
-                self.buffers.give_back(buffer)
-
     def _see_to(self, event: Event, write: Job, *held: Buffer | None, leaving: Tensor | None = None) -> None:
         """An event of the device or of another resource, for which buffers are held and what is `leaving` stays as it
         is."""
@@ -364,7 +351,7 @@ class RunningFunction(Environment):
             self._let_go(*held)
 
         if leaving is not None:
-            self._leaving[event.number] = _memory(leaving)
+            self._leaving[event.number] = memory_at(leaving)
         self._hand(event, write, done)
 
     def _arrive(self, segment: Segment) -> None:
@@ -507,8 +494,3 @@ class RunningFunction(Environment):
                 self._common.clear()
             if statement.state in self.watched and self.on_set is not None:
                 self.on_set(statement.state, self._tensor(segment.reads[statement.state]))
-
-
-def _memory(tensor: Tensor) -> int:
-    """Where the memory begins that a tensor lies in, maybe with others."""
-    return tensor.untyped_storage().data_ptr()

@@ -320,7 +320,9 @@ def _hover(server: Server, uri: str, position: lsp.Position) -> lsp.Hover | None
         case SymbolKind.DIMENSION:
             text = _dimension_text(known, symbol.name, here)
         case SymbolKind.CHIP:
-            text = _chip_text(symbol.name)
+            from shardwright.workbench.texts import chip_text
+
+            text = chip_text(symbol.name)
         case SymbolKind.FUNCTION:
             text = "\n\n".join([f"function `{symbol.name}`", *_function_lines(known.examined, symbol.name)])
         case _:
@@ -338,21 +340,6 @@ def _dimension_text(known: OpenText, name: str, here: Span) -> str:
     info, size = program.dim(name), program.sizes(func)[name]
     order = f", its order of digits `{' '.join(map(str, info.order))}`" if info.order else ""
     return f"dimension `{name}` of size {size}{order}"
-
-
-def _chip_text(name: str) -> str:
-    from shardwright.cost.hardware.chips import load_chip
-    from shardwright.workbench.texts import bytes_text
-
-    try:
-        chip = load_chip(name)
-    except DiagnosticError:
-        return f"chip `{name}`"
-    rates = ", ".join(f"{rate / 1e12:g} Tflop/s in {kind}" for kind, rate in chip.flops_per_s.items())
-    whole = chip.memory_bytes + chip.reserved_bytes
-    memory = f"{bytes_text(whole)} of memory at {bytes_text(chip.memory_bytes_per_s)}/s"
-    left = f", {bytes_text(chip.memory_bytes)} of it for programs" if chip.reserved_bytes else ""
-    return f"chip `{name}`: {memory}{left}; {rates}"
 
 
 def _value_lines(examined: Examination | None, symbol: Any) -> Iterator[str]:
