@@ -149,12 +149,14 @@ def meshes(sweep: Sweep) -> list[Mesh]:
 
 
 def _meshes(sweep: Sweep, n_chips: int) -> Iterator[Mesh]:
-    """One on a torus; on a switched network all chips as one axis, and where there are several nodes also two."""
-    yield torus_mesh(sweep.chip, n_chips)
+    """One on a torus; on a switched network all chips as one axis, and where the heads of keys divide over some of them
+    only or there are several nodes also two."""
+    made = [torus_mesh(sweep.chip, n_chips), torus_mesh(sweep.chip, n_chips, sweep.model.model.attention.kv_heads)]
     if not isinstance(sweep.chip.interconnect, Torus):
         inside = sweep.chip.interconnect.levels[0].units
         if inside is not None and inside < n_chips:
-            yield Mesh.of(x=n_chips // inside, y=inside)
+            made.append(Mesh.of(x=n_chips // inside, y=inside))
+    yield from dict.fromkeys(made)
 
 
 def _every_mesh(chip: Chip, n_chips: int) -> Iterator[Mesh]:

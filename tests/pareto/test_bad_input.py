@@ -83,7 +83,7 @@ def test_a_mesh_that_is_no_slice(shardwright: Callable, tmp_path: Path) -> None:
         "note: slices of tpu-v4 near it, in chips: 8 (2x2x2), 16 (2x2x4)\n",
     )
     assert shardwright("fit", "palm-8b", "--chip", "tpu-v4", "--chips", "7").err.startswith(
-        "palm-8b: error: no slice of tpu-v4 has 7 chips; there are slices of 1, 2, 4, 8, 16, "
+        "--chips: error: no slice of tpu-v4 has 7 chips; there are slices of 1, 2, 4, 8, 16, "
     )
 
 

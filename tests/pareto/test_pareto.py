@@ -70,6 +70,20 @@ def test_every_mesh_has_every_shape_once() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("model", "chips", "wanted"),
+    [
+        ("llama-3-70b", 8, ["x=8"]),
+        ("llama-3-70b", 16, ["x=16", "x=2 y=8"]),
+        ("opt-125m", 8, ["x=8", "x=2 y=4"]),
+        ("opt-125m", 16, ["x=16", "x=4 y=4", "x=2 y=8"]),
+    ],
+)
+def test_meshes_of_gpus_have_an_axis_for_heads_of_keys(model: str, chips: int, wanted: list[str]) -> None:
+    sweep = replace(SMALL, model=built_in(model), chip=load_chip("h100"), chips=(chips, chips))
+    assert [str(mesh) for mesh in meshes(sweep)] == wanted
+
+
 def test_a_point_is_what_the_cost_model_says(tmp_path: Path) -> None:
     swept = sweep_points(replace(SMALL, batches=(8,)), store=PointStore(tmp_path / "points.jsonl"))
     ((one, found),) = swept.priced
