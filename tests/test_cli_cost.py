@@ -48,6 +48,9 @@ def test_the_json_object_has_the_keys_of_the_contract(shardwright: Callable, tmp
     assert 0 < made["exposed_communication_s"] <= made["communication_s"] < made["time_s"]
     assert 0 < made["mfu"] < 1
     assert made["bytes_received_per_chip"] == sum(op["bytes_received"] for op in made["ops"])
+    text = (Path(__file__).parents[1] / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    section = text.partition("\n## cost ")[2].partition("\n## ")[0]
+    assert {key for key in {*made, *made["ops"][0]} if f'"{key}"' not in section} == set()
 
 
 def test_a_table_says_what_bounds_each_kernel(shardwright: Callable, tmp_path: Path) -> None:
