@@ -91,6 +91,8 @@ class Environment(Unrolling):
             return entry
         at = {axis: trips[dim] for axis, dim in read.slices}
         names = tuple(name for axis, name in enumerate(entry.names) if axis not in at)
+        if entry.rows is not None and entry.tensor is None:  # which rows are the trip's is not told apart
+            entry = replace(entry, tensor=self._whole(entry), home=None, rows=None)
         if entry.tensor is not None:
             index = tuple(at.get(axis, _ALL) for axis in range(len(entry.names)))
             return replace(entry, tensor=entry.tensor[index], names=names, home=None, rows=None)

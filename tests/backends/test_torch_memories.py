@@ -98,6 +98,14 @@ OLD = {
 """Programs that use what was read of state after it has been set."""
 
 ROWS = {
+    "new rows that a loop slices": """f32 BE {
+  row = take[N, 1](k)
+  with_it = update[N](k, row, 2)
+  loop[N] {
+    set k = with_it
+  }
+  return x
+}""",
     "fetched": """f32 BE {
   new = store[host](take[B, 2](x))
   with_it: f32 BE on host = update[B](s, new, at)
