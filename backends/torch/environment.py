@@ -21,7 +21,7 @@ from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of
 from shardwright.cost.programs.unrolling import Unrolling
-from shardwright.ir.diagnostics import fault
+from shardwright.ir.diagnostics import NOWHERE, Span, fault
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Ahead, Start, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program
@@ -91,8 +91,7 @@ class Environment(Unrolling):
             return entry
         at = {axis: trips[dim] for axis, dim in read.slices}
         names = tuple(name for axis, name in enumerate(entry.names) if axis not in at)
-        if entry.rows is not None and entry.tensor is None:  # which rows are the trip's is not told apart
-            entry = replace(entry, tensor=self._whole(entry), home=None, rows=None)
+        _expect_no_rows(entry, read.name)
         if entry.tensor is not None:
             index = tuple(at.get(axis, _ALL) for axis in range(len(entry.names)))
             return replace(entry, tensor=entry.tensor[index], names=names, home=None, rows=None)
@@ -267,6 +266,7 @@ class Environment(Unrolling):
             assert entry is not None
             match operation:
                 case Take(stop=None):
+                    _expect_no_rows(entry, str(statement.operands[0]), statement.span)
                     axis = entry.names.index(operation.dim)
                     if entry.tensor is not None:
                         entry = replace(entry, tensor=entry.tensor.select(axis, operation.start), home=None)
@@ -339,3 +339,14 @@ class Environment(Unrolling):
             tensor = tensor.clone() if home.all_at_hand else tensor
             put(tensor, entry.names, entry.rows)
         return tensor
+
+
+def _expect_no_rows(entry: TensorEntry, name: str, span: Span = NOWHERE) -> None:
+    """Raises where a part is taken of what has new rows that are still apart: they may be on their way."""
+    if entry.rows is not None and entry.tensor is None:
+        raise fault(
+            "unsupported",
+            f"PyTorch programs take no part of {name}, which lies away from the device and has new rows",
+            span,
+            f"fetch it before: fetch({name})",
+        )

@@ -98,14 +98,6 @@ OLD = {
 """Programs that use what was read of state after it has been set."""
 
 ROWS = {
-    "new rows that a loop slices": """f32 BE {
-  row = take[N, 1](k)
-  with_it = update[N](k, row, 2)
-  loop[N] {
-    set k = with_it
-  }
-  return x
-}""",
     "fetched": """f32 BE {
   new = store[host](take[B, 2](x))
   with_it: f32 BE on host = update[B](s, new, at)
@@ -269,6 +261,35 @@ def test_new_rows_in_what_was_stored_are_refused() -> None:
     assert (said.code, said.span.line) == ("unsupported", HEAD.count("\n") + 4)
     assert said.message.endswith("and there has been stored or has new rows already")
     assert said.notes[0].message == "fetch it before: fetch(there)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """f32 B {
+  new = store[host](take[B, 2](x))
+  with_it = update[B](s, new, 1)
+  return fetch(take[E, 2](with_it))
+}""",
+        """f32 BE {
+  row = take[N, 1](k)
+  with_it = update[N](k, row, 2)
+  loop[N] {
+    set k = with_it
+  }
+  return x
+}""",
+    ],
+)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_parts_of_what_has_new_rows_are_refused(text: str, in_place: bool) -> None:
+    """The rows may be on their way."""
+    with pytest.raises(DiagnosticError) as caught:
+        run(text, in_place=in_place)
+    (said,) = caught.value.diagnostics
+    assert said.code == "unsupported"
+    assert said.message.startswith("PyTorch programs take no part of with_it, which lies away from the device")
+    assert said.notes[0].message == "fetch it before: fetch(with_it)"
 
 
 def test_what_is_moved_is_what_the_text_says() -> None:
