@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardwright.backends.torch.buffers import Buffer
 from shardwright.backends.torch.homes import Home, Job, Part
 from shardwright.backends.torch.row_updates import Positions, put_rows
+from shardwright.ir.diagnostics import Span
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
     """New rows of a value along `dim`, from `positions` on: `new` with the names of its dimensions, of which one may
-    run along `dim` under another name. Positions that differ do so along the dimension `by`."""
+    run along `dim` under another name. Positions that differ do so along the dimension `by`. `span` is their update."""
 
     new: Tensor
     names: tuple[str, ...]
     dim: str
     positions: Positions
-    by: str = ""
+    by: str
+    span: Span
 
     def arranged(self, rest: Sequence[str]) -> Tensor:
         """The rows as [L, ...], with the dimensions `rest` behind."""

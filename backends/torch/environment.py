@@ -21,7 +21,7 @@ from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of
 from shardwright.cost.programs.unrolling import Unrolling
-from shardwright.ir.diagnostics import NOWHERE, Span, fault
+from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Ahead, Start, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program
@@ -266,7 +266,7 @@ class Environment(Unrolling):
             assert entry is not None
             match operation:
                 case Take(stop=None):
-                    _expect_no_rows(entry, str(statement.operands[0]), statement.span)
+                    _expect_no_rows(entry, str(statement.operands[0]))
                     axis = entry.names.index(operation.dim)
                     if entry.tensor is not None:
                         entry = replace(entry, tensor=entry.tensor.select(axis, operation.start), home=None)
@@ -299,13 +299,14 @@ class Environment(Unrolling):
     ) -> WrittenRows:
         position = statement.operands[2]
         if isinstance(position, Number):
-            return WrittenRows(new, names, operation.dim, Positions((int(position.value),)))
+            return WrittenRows(new, names, operation.dim, Positions((int(position.value),)), "", statement.span)
         read = segment.reads[str(position)]
         key = ("begins", self._tensor(read).data_ptr())
         if key not in self._common:
             tensor = self._tensor(read)
             self._common[key] = tensor, begins_of(tensor, read.kind.names)
-        return WrittenRows(new, names, operation.dim, self._common[key][1], "".join(read.kind.names))
+        along = next(iter(read.kind.names), "")
+        return WrittenRows(new, names, operation.dim, self._common[key][1], along, statement.span)
 
     def stored(self, name: str) -> Tensor:
         """All of a value that has a home, after a call."""
@@ -341,12 +342,12 @@ class Environment(Unrolling):
         return tensor
 
 
-def _expect_no_rows(entry: TensorEntry, name: str, span: Span = NOWHERE) -> None:
+def _expect_no_rows(entry: TensorEntry, name: str) -> None:
     """Raises where a part is taken of what has new rows that are still apart: they may be on their way."""
     if entry.rows is not None and entry.tensor is None:
         raise fault(
             "unsupported",
             f"PyTorch programs take no part of {name}, which lies away from the device and has new rows",
-            span,
+            entry.rows.span,
             f"fetch it before: fetch({name})",
         )

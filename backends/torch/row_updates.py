@@ -40,8 +40,8 @@ def put_rows(cache: Tensor, new: Tensor, positions: Positions) -> None:
     starts = enumerate(positions.begins)
     written = [(begin + at, at, b) for b, begin in starts for at in range(L) if 0 <= begin + at < T]
     if written:
-        t, l, b = torch.tensor(written, device=cache.device).unbind(1)  # noqa: E741
-        cache[t, b] = new[l, b]
+        t, row, b = torch.tensor(written, device=cache.device).unbind(1)
+        cache[t, b] = new[row, b]
 
 
 def begins_of(positions: Tensor, names: Sequence[str]) -> Positions:

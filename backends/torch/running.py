@@ -170,9 +170,9 @@ class RunningFunction(Environment):
                 self._read(event)
             case Action.COPY:
                 self._copy(event)
-            case Action.WAIT:
+            case Action.WAIT if segment.kind is not SegmentKind.ADDRESS:
                 self._here(event, partial(self._arrive, segment))
-            case Action.FREE:
+            case Action.WAIT | Action.FREE:
                 self._here(event, lambda: None)
             case Action.STORE:
                 self._store(event, segment)

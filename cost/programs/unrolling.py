@@ -17,13 +17,13 @@ walk what is here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
 from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of, moved, segments_of
-from shardwright.ir.ops import Ahead, Start
+from shardwright.ir.ops import Ahead, Start, Update
 from shardwright.ir.program import Func, Loop, Program
 from shardwright.ir.types import ON_DEVICE, Placement, Tier
 from shardwright.ir.walk import Position, operand_names
@@ -172,7 +172,7 @@ class Unrolling:
                 case SegmentKind.FREE:
                     self.event(Action.FREE, segment, after=self.landings(segment, pop=True))
                 case _:
-                    self.event(Action.COMPUTE, segment, after=self.written(segment))
+                    self.event(Action.COMPUTE, segment, after=self.written(segment.reads.values()))
             self.leave(segment)
 
     def loop(self, segment: Segment) -> None:
@@ -231,10 +231,10 @@ class Unrolling:
                 self._landing.pop(name, None)
         return found
 
-    def written(self, segment: Segment) -> list[int]:
-        """The events that write what a computation reads away from the device, without a fetch of its own."""
+    def written(self, reads: Iterable[SegmentRead]) -> list[int]:
+        """The events that write what is read away from the device, without a fetch of its own."""
         found: list[int] = []
-        for read in segment.reads.values():
+        for read in reads:
             if (source := self.away(read)) is not None:
                 found += [n for part, n in self.touched(source[0]).writes if _meet(part, source[1])]
                 found += self._landing.get(read.name, ())
@@ -325,7 +325,7 @@ class Unrolling:
     def on_host(self, segment: Segment) -> None:
         """Computes on the host, beside the device: what follows waits where it fetches the result."""
         resource = Resource.DEVICE if Tier.HOST in self.at_hand else Resource.HOST
-        number = self.event(Action.COMPUTE, segment, resource, self.written(segment))
+        number = self.event(Action.COMPUTE, segment, resource, self.written(segment.reads.values()))
         for read in segment.reads.values():
             if (source := self.away(read)) is not None:
                 self.touched(source[0]).read(source[1], number)
@@ -333,7 +333,15 @@ class Unrolling:
             self._landing[value.name] = (number,)
 
     def address(self, segment: Segment) -> None:
-        """Names for parts of what lies elsewhere; what is under way still is."""
+        """Names for parts of what lies elsewhere; what is under way still is. New rows are read here, but those that
+        were stored on the host when they are written."""
+        rows = [segment.reads[str(s.operands[1])] for s in segment.lets if isinstance(s.operation, Update)]
+        sources = [(read, source) for read in rows if (source := self.away(read)) is not None]
+        read_here = [
+            read for read, (name, _) in sources if name in self.placements or home_of(read.kind).tier is not Tier.HOST
+        ]
+        if written := self.written(read_here):
+            self.event(Action.WAIT, segment, after=written)
         for statement in segment.lets:
             landing = {n for name in operand_names(statement.operands) for n in self._landing.get(name, ())}
             if landing:

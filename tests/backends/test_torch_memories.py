@@ -29,6 +29,8 @@ state {
   d: f32 BE on disk
   k: f32 NTE on host
   here: f32 BE
+  one: f32 E on host
+  one_away: f32 E on disk
 }
 func f(x: f32 BE, at: int32) -> """
 
@@ -122,6 +124,29 @@ ROWS = {
     "at positions by a dimension that is not the first": """f32 NTE {
   at_each = iota[N]()
   return update[T](fetch(k), fetch(w), at_each)
+}""",
+    "that are state which is being set": """f32 BE {
+  set one = store[host](take[B, 2](x))
+  with_it = update[B](s, one, 1)
+  set one = store[host](take[B, 3](x))
+  set s = with_it
+  return x
+}""",
+    "that are state which is being set, fetched": """f32 BE {
+  set one = store[host](take[B, 2](x))
+  return fetch(update[B](s, one, 1))
+}""",
+    "that are state on disk which is being set": """f32 BE {
+  set one_away = store[disk](take[B, 2](x))
+  with_it = update[B](d, one_away, 1)
+  set d = with_it
+  return x
+}""",
+    "that are on their way to disk": """f32 BE {
+  new = store[disk](take[B, 2](x))
+  with_it = update[B](d, new, 1)
+  set d = with_it
+  return x
 }""",
     "in what is on its way to the host": """f32 BE on host {
   going = start(store[host](x))
