@@ -110,15 +110,17 @@ class Cost:
         return self.n_chips * self.time_s / self.tokens
 
 
-def cost_of(program: Program, func: Func, chip: Chip, constants: Constants | None = None) -> Cost:
+def cost_of(
+    program: Program, func: Func, chip: Chip, constants: Constants | None = None, *, copied_slices: bool = False
+) -> Cost:
     """The cost of one call of a function of an explicit program on a mesh of such chips.
 
-    `constants` are the chip's own where None. Raises where the mesh does not fit the chip's interconnect, or the chip
-    has no rate for a product's number format; TypeError where a type has holes.
+    `constants` are the chip's own where None; `copied_slices` as in `memory_of`. Raises where the mesh does not fit the
+    chip's interconnect, or the chip has no rate for a product's number format; TypeError where a type has holes.
     """
     kernels = kernel_costs(program, func, chip, constants)
     tokens, parameters = model_size(program, func)
-    memory, n_chips = memory_of(program, func), program.mesh.n_chips
+    memory, n_chips = memory_of(program, func, copied_slices=copied_slices), program.mesh.n_chips
     return Cost(func.name, kernels, memory, chip, n_chips, tokens, parameters, chip.priced_by(constants))
 
 

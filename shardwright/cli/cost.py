@@ -198,6 +198,7 @@ def _of_program(
 ) -> tuple[list[Cost], GenerationCost | None, dict[str, CompiledCosts]]:
     import sys
 
+    from shardwright.backends.targets.names import parse_target
     from shardwright.cli.output import load_program, read_program
     from shardwright.compiling.compile_program import require_stages
     from shardwright.cost.programs.pipeline_cost import pipeline_cost
@@ -226,7 +227,8 @@ def _of_program(
         chosen = _chosen(program, args.func)
         if stages is None:
             require_stages(args.micro_batches)
-            costs = [cost_of(program, func, chip, constants) for func in chosen]
+            copied = args.target is not None and parse_target(args.target).platform.copies_slices
+            costs = [cost_of(program, func, chip, constants, copied_slices=copied) for func in chosen]
         else:
             costs = [pipeline_cost(program, f, stages, args.micro_batches, chip, constants) for f in chosen]
         generated = generation_cost(program, chip, args.generate, constants) if args.generate else None
