@@ -346,19 +346,20 @@ ENTRY %main (x: f32[6,5], w: f32[5,11], v: f32[4,5]) -> f32[6,5] {{
   %up = f32[6,4] slice(%h), slice={{[0:6], [4:8]}}
   %rows = f32[6,2,2] bitcast(%up)
   %columns = f32[2,2,5] bitcast(%v)
-  %y = f32[2,6,5] dot(%rows, %columns), lhs_batch_dims={{1}}, lhs_contracting_dims={{2}}, rhs_batch_dims={{0}}, rhs_contracting_dims={{1}}
+  %y = f32[2,6,5] dot(%rows, %columns), {dims}
   %zero = f32[] constant(0)
   %z = f32[6,5] reduce(%y, %zero), dimensions={{0}}, to_apply=%add
   ROOT %r = f32[6,5] all-reduce(%z), replica_groups={{{{0,1,2,3,4,5,6,7}}}}, to_apply=%add
 }}
-"""  # noqa: E501
+"""
 
 
 def test_a_part_of_a_packed_product_summed_in_steps() -> None:
     """Its blocks begin within a step, since the packed weight's blocks are no multiple of it."""
+    dims = "lhs_batch_dims={1}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}"
     mesh = {"x": 2, "y": 4}
-    assert faults_of(parse(SPLIT_K.format(order="[8]")), mesh) == []
-    (fault,) = faults_of(parse(SPLIT_K.format(order="[2,4]T(1,0)")), mesh)
+    assert faults_of(parse(SPLIT_K.format(order="[8]", dims=dims)), mesh) == []
+    (fault,) = faults_of(parse(SPLIT_K.format(order="[2,4]T(1,0)", dims=dims)), mesh)
     assert fault.reason == (
         "contracts or pairs different blocks, along x y: dimension 1 split along x y, dimension 0 split along x y"
     )

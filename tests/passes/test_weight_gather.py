@@ -208,7 +208,7 @@ def test_a_matrix_that_two_projections_share_is_gathered_once() -> None:
 
 
 def test_bodies_of_two_loops_may_use_one_name() -> None:
-    """As the opening layers of DeepSeek's and the layers after them do."""
+    """Two loops gather weights under one name, like the opening layers of DeepSeek-V3 and those after them."""
     loops = "".join(
         f"""
           {after}: B_xE = loop[{dim}](h: B_xE = {before}) {{
