@@ -3,7 +3,10 @@ the background ignore it, and `nohup` its command."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 HEEDED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 """At the head of a script of Python, which then is interrupted by SIGINT as from a terminal."""
@@ -13,3 +16,18 @@ def interruptible(*words: object) -> list[str]:
     """The argument list of `shardwright WORDS` in a process of its own."""
     script = f"{HEEDED}import runpy; runpy.run_module('shardwright', run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", script, *map(str, words)]
+
+
+def await_output(out: Path, size: int, *processes: subprocess.Popen[str], seconds: float = 300) -> None:
+    """Return once there are `size` bytes in a file, or one of the processes that write it has ended.
+
+    A run that fails takes its empty file away, so that the file may be gone between two looks at it.
+    """
+    deadline = time.monotonic() + seconds
+    while all(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        try:
+            if out.stat().st_size >= size:
+                return
+        except FileNotFoundError:
+            pass
+        time.sleep(0.002)

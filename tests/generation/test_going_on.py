@@ -8,14 +8,13 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupting import interruptible
+from interrupting import await_output, interruptible
 
 PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(40)]
 FEW = 14
@@ -91,11 +90,7 @@ def test_ended_at_random_moments(run: Run, signals: Sequence[signal.Signals], sh
         process = subprocess.Popen(
             interruptible(*run.argv()), stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
-        deadline = time.monotonic() + 200
-        while process.poll() is None and time.monotonic() < deadline:
-            if run.out.exists() and run.out.stat().st_size > wanted:
-                break
-            time.sleep(0.001)
+        await_output(run.out, wanted + 1, process)
         process.send_signal(number)
         _, err = process.communicate(timeout=100)
         assert "Traceback" not in err

@@ -8,14 +8,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupting import interruptible
+from interrupting import await_output, interruptible
 
 PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(10)]
 HOW = ("--mesh", "x=2", "--batch", "2", "--chunk", "4", "--max-new-tokens", "6", "--ignore-eos", "--temperature", "0.8")
@@ -107,11 +106,7 @@ def test_ended_by_signals(index: int, run: Run, shardwright: Callable[..., Any])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         before = run.out.stat().st_size if run.out.exists() else 0
         processes = run.started()
-        deadline = time.monotonic() + 200
-        while all(process.poll() is None for process in processes) and time.monotonic() < deadline:
-            if run.out.exists() and run.out.stat().st_size > before:
-                break
-            time.sleep(0.001)
+        await_output(run.out, before + 1, *processes)
         processes[index].send_signal(number)
         found = ended(processes)
         other = found[1 - index]

@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from interrupting import interruptible
+from interrupting import await_output, interruptible
 
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.diagnostics import DiagnosticError
@@ -168,9 +167,7 @@ def begun(argv: Sequence[str], out: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         interruptible(*argv), stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
-    deadline = time.monotonic() + 300
-    while process.poll() is None and time.monotonic() < deadline and (not out.exists() or not out.stat().st_size):
-        time.sleep(0.002)
+    await_output(out, 1, process)
     assert process.poll() is None
     return process
 

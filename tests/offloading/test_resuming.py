@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupting import await_output
 
 PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(60)]
 OPTIONS = ("--policy", "4,2,0,50,30,30,0,100", "--max-new-tokens", "8", "--ignore-eos")
@@ -39,10 +39,8 @@ def test_killed_and_started_again(
     command = ["offload", folder, "--prompts", prompts, *OPTIONS, "--spill-dir", spill]
     assert shardwright(*command, "-o", whole).status == 0
     argv = [sys.executable, "-m", "shardwright", *map(str, command), "-o", str(out)]
-    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 300
-    while process.poll() is None and time.monotonic() < deadline and (not out.exists() or out.stat().st_size < 400):
-        time.sleep(0.002)
+    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    await_output(out, 400, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert list(spill.iterdir()) == []
