@@ -70,16 +70,16 @@ def test_a_stopped_process_is_lost(stopped: int) -> None:
 
 def test_a_slow_process_is_not_lost() -> None:
     """It computes four times as long as a silence lasts, and sleeps as long; the others wait for it."""
-    with processes(3, 0.5, 4) as all_of_them:
+    with processes(3, 1.0, 8) as all_of_them:
         assert ended(all_of_them) == [(0, "")] * 3
 
 
 def test_all_stopped_together_go_on() -> None:
     """As when their terminal stops them: the time has not passed for them."""
-    with processes(2, 0.6, 2.5) as all_of_them:
+    with processes(2, 1.0, 4) as all_of_them:
         for process in all_of_them:
             os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(1.5)
+        time.sleep(2.5)
         for process in all_of_them:
             os.kill(process.pid, signal.SIGCONT)
         assert ended(all_of_them) == [(0, "")] * 2
