@@ -22,7 +22,7 @@ EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.shard"))
 
 
 def equal(found: SearchResult) -> bool:
-    return found.model_s == pytest.approx(found.objective_s, rel=1e-9)
+    return found.model_s == pytest.approx(found.objective_s, rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -71,3 +71,16 @@ def test_weights_on_the_host_take_nothing_of_a_tight_memory() -> None:
     )
     chip = replace(load_chip("h100"), memory_bytes=2.6e6)
     assert equal(search(load(Source("f", text)), Objective.on(chip), 1.0))
+
+
+@pytest.mark.parametrize("percent", [1, 37, 50])
+@pytest.mark.parametrize("kind", ["int4", "bf16"])
+def test_shares_of_odd_bytes_are_counted_to_the_last_digit(kind: str, percent: int) -> None:
+    """A copy is of whole bytes on each chip, whatever the share of the layout."""
+    shares = f"on device {percent}% host {100 - percent}% along F"
+    text = (
+        f"mesh x=2 y=3\ndim N=2 B=6 E=18 F=30\nweights {{\n  w: {kind} NEF_y {shares}\n  v: bf16 NF_yE? {shares}\n}}\n"
+        "func f(x: bf16 BE?) -> bf16 BE {\n  y: bf16 BE? = loop[N](h: bf16 BE? = x) {\n"
+        "    next gelu(h @[E] convert[bf16](w)) @[F] v\n  }\n  return y\n}\n"
+    )
+    assert equal(search(load(Source("f", text)), Objective.on(load_chip("h100"))))

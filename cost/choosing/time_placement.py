@@ -44,7 +44,7 @@ from shardwright.cost.kernels.work import Side, copied_bytes, products_of
 from shardwright.cost.movements.movement import Collective, collective_kind
 from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Slice, Start, Wait
 from shardwright.ir.program import Let
-from shardwright.ir.types import ON_DEVICE, Shape, TensorType
+from shardwright.ir.types import ON_DEVICE, Shape, Tier
 
 Floats = NDArray[np.float64]
 
@@ -325,13 +325,12 @@ class TimeSolver(Solver):
     def device_bytes(self, node: ValueNode) -> Floats:
         """The bytes that a weight or state value takes on a chip in each layout of its group."""
         placement = node.type.placement or ON_DEVICE
-        share = sum(percent for tier, percent in placement.shares if tier.value == "device") / 100
-        codes = node.group.root().codes
-        return self.whole_bytes(node, codes) * share
+        percent = sum(share for tier, share in placement.shares if tier is Tier.DEVICE)
+        return np.round(self.whole_bytes(node, node.group.root().codes) * percent / 100)
 
     def whole_bytes(self, node: ValueNode, codes: Codes) -> Floats:
         """A value's bytes on a chip in these layouts, whatever the memory."""
-        return local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8
+        return np.ceil(local_elements(self.coding, codes, node.shape) * node.shape.dtype.bits / 8)
 
     def kernel_ns(self, entry: StrategyTable) -> Floats:
         """Nanoseconds of an operation's kernel for each row of its table, in all its trips."""
@@ -464,9 +463,9 @@ class TimeSolver(Solver):
         after = operation.placed(before)
         if after == before:
             return np.zeros(len(entry.codes[0]))
-        whole = TensorType.of_states(node.shape, {}, before)
-        once = copy_s(copied_bytes(whole, after, {}), self.topology)
-        return once * local_elements(self.coding, entry.codes[0], node.shape) / node.shape.elements
+        sizes, which = np.unique(self.whole_bytes(node, entry.codes[0]), return_inverse=True)
+        times = [copy_s(copied_bytes(int(size), before, after), self.topology) for size in sizes]
+        return np.array(times)[which]
 
     def _written_movement(self, entry: StrategyTable, statement: Let) -> Floats:
         """A collective that the author wrote."""

@@ -181,7 +181,7 @@ class _Reader:
             if operation.communicates:
                 collective = collective_of(operation, operand, mesh, self.orders)
             elif operand.placement != types[root.result.name].placement:
-                copied = copied_bytes(operand, types[root.result.name].placement, mesh)
+                copied = copied_bytes(operand.local_bytes(mesh), operand.placement, types[root.result.name].placement)
         heavy = kernel.heavy
         kinds = [types[operand] if isinstance(operand, str) else None for operand in heavy.operands]
         extents = [dict(zip(k.names, k.local_shape(mesh), strict=True)) if k is not None else {} for k in kinds]
@@ -223,11 +223,10 @@ def _late(kernel: Kernel, block: BodyKernels) -> frozenset[str]:
     return frozenset(read.name for read in kernel.reads) - early
 
 
-def copied_bytes(operand: TensorType, target: Placement, mesh: Mapping[str, int]) -> MemoryCopy:
-    """The bytes that one chip copies for a value that goes to another placement; shares that stay where they are move
-    nothing."""
-    before, after = dict(operand.placement.shares), dict(target.shares)
-    nbytes = operand.local_bytes(mesh)
+def copied_bytes(nbytes: int, source: Placement, target: Placement) -> MemoryCopy:
+    """The bytes that one chip copies of so many of a value that goes to another placement; shares that stay where they
+    are move nothing."""
+    before, after = dict(source.shares), dict(target.shares)
     here, disk = (after.get(tier, 0.0) - before.get(tier, 0.0) for tier in (Tier.DEVICE, Tier.DISK))
     return MemoryCopy(
         round(abs(here) * nbytes / 100), round(abs(disk) * nbytes / 100), here > 0 or (not here and disk < 0)
