@@ -5,6 +5,7 @@ The limits are peaks of the fillings themselves, from the least to just below th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -75,6 +76,32 @@ def test_a_type_written_in_part_holds_and_less_memory_gives_nothing_faster() -> 
         assert "\n  v: f32 B_y" in printed(found.program)
         times.append(found.objective_s)
     assert times[0] <= times[1]
+
+
+RESIDUAL = """
+mesh x=4 y=2
+dim N=4 B=512 E=128 F=2048
+weights { w: NE_?F_?
+          v: NF_?E_? }
+func f(x: B_?E_?) -> B_?E_? {
+  y: BE? = loop[N](h: B_?E_? = x) {
+    g = gelu(h @[E] w)
+    next h + g @[F] v
+  }
+  return y
+}
+"""
+
+
+def test_limits_one_byte_below_a_peak() -> None:
+    """Each answer is the best below the one before it; a solver that lets the byte go proves others least."""
+    program, memory, times = load(Source("residual", RESIDUAL)), math.inf, []
+    for _ in range(4):
+        found = search(program, Objective.on(chip(1000, memory)), 20.0)
+        assert found.status == "optimal"
+        memory, times = found.peak - 1.0, [*times, found.objective_s]
+    assert times == sorted(times)
+    assert times[1] < 100 * times[0]
 
 
 PRODUCTS = """

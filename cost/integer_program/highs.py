@@ -31,6 +31,10 @@ MOST_COLUMNS_HERE = 1000
 GRACE = 1.0
 """Seconds after the limit before the process is ended."""
 
+TOLERANCE = 1e-9
+"""By which a variable may miss a whole number, and a row its bounds. At HiGHS's own 1e-6 many variables together gain
+the few bytes that a tight memory lacks; presolve then drops the choices that do fit, and proves a worse one least."""
+
 STATUSES = ("optimal", "infeasible", "feasible", "stopped")
 
 
@@ -151,7 +155,9 @@ def solve_here(matrix: Matrix, start: Floats | None, end: float, *, linear: bool
     """In this process, until the clock says `end`, or a little longer."""
     from ortools.math_opt import model_pb2, sparse_containers_pb2
     from ortools.math_opt.python import mathopt
+    from ortools.math_opt.solvers import highs_pb2
 
+    tolerances = {"mip_feasibility_tolerance": TOLERANCE, "primal_feasibility_tolerance": TOLERANCE}
     proto: Any = model_pb2.ModelProto(name="strategies")
     n, n_rows = len(matrix.costs), len(matrix.widths)
     proto.variables.ids.extend(range(n))
@@ -188,7 +194,11 @@ def solve_here(matrix: Matrix, start: Floats | None, end: float, *, linear: bool
             result = mathopt.solve(
                 model,
                 mathopt.SolverType.GLOP if linear else mathopt.SolverType.HIGHS,
-                params=mathopt.SolveParameters(time_limit=timedelta(seconds=left), relative_gap_tolerance=gap),
+                params=mathopt.SolveParameters(
+                    time_limit=timedelta(seconds=left),
+                    relative_gap_tolerance=gap,
+                    highs=highs_pb2.HighsOptionsProto(double_options=tolerances),
+                ),
                 model_params=mathopt.ModelSolveParameters(solution_hints=hints),
             )
         except (RuntimeError, ValueError, AttributeError):  # an error of the solver, and one in reporting it

@@ -240,11 +240,11 @@ class _Liveness:
         return last
 
     def _names(self, kernel: Kernel) -> set[str]:
-        """The names that a kernel reads, an updated value among it."""
-        names = {self._source(read.name) for read in kernel.reads}
-        if isinstance(kernel.root.operation, Update):
-            names.add(self._source(operand_names(kernel.root.operands)[0]))
-        return names
+        """The values in memory that a kernel's statements read, an updated one among them, and one in two layouts as
+        two, though the price has it once."""
+        within = {value.name for statement in kernel.inlined for value in statement.results}
+        names = {name for statement in kernel.statements for name in operand_names(statement.operands)}
+        return {self._source(name) for name in names if self.block.source(name) not in within}
 
     def _source(self, name: str) -> str:
         name = self.block.source(name)

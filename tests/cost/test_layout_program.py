@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardwright.compiling.compile_program import load
 from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.factor_graph import FactorGraph, GraphSolution
-from shardwright.cost.choosing.factors import TableFactor, TreeFactor
+from shardwright.cost.choosing.factors import FORBIDDEN, TableFactor, TreeFactor
 from shardwright.cost.choosing.kernel_shares import structure_of
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, UsesTree, ValueNode
 from shardwright.cost.choosing.layout_program.candidates import Candidates, narrowed
@@ -99,6 +99,31 @@ func f(x: B_?E_?) -> B_?E_? {
   return y
 }
 """,
+    "gated": """
+mesh x=2 y=2
+dim N=4 B=8 E=16 F=32
+weights { w: NEF?
+          u: NEF?
+          v: NFE? }
+func f(x: B_?E_?) -> B_?E_? {
+  y: B_?E_? = loop[N](h: B_?E_? = x) {
+    g = gelu(h @[E] w) * (h @[E] u)
+    next h + g @[F] v
+  }
+  return y
+}
+""",
+    "read again": """
+mesh x=2 y=2
+dim B=8 E=16 F=32
+func f(x: bf16 BE?, w: bf16 EF?, v: bf16 FE?) -> (bf16 BE?, bf16 BE?) {
+  a = tanh(x)
+  h = gelu(a @[E] w)
+  c = h @[F] v + a
+  d = exp(c) * a + x
+  return d, c * c
+}
+""",
     "many uses": """
 mesh x=2 y=2
 dim B=8 E=16 F=32 G=8
@@ -156,12 +181,17 @@ class _Anything:
         ours = made.program.size
         rows = MemoryRows(made, solver, 1.0)
         lines = {name: list(each) for name, each in rows.lines().items()}
-        costs = self.rng.random(made.program.size)
+        costs = np.zeros(made.program.size)
+        for columns in made.choices:
+            costs[columns] = self.rng.random(len(columns))
         for tree in made.trees.values():
             home = tree.factor.variables[0]
             at_home = dict(zip(tree.factor.places[0][made.kept[home]], made.choices[home], strict=True))
+            # A movement costs as much for several uses as for one, and one way round not less than the direct one:
+            # no finished program has what is moved twice, or there and back.
+            prices = 0.01 + tree.factor.moves / max(1.0, float(tree.factor.moves[tree.factor.moves < FORBIDDEN].max()))
             for arcs, moving in tree.moving():
-                costs[arcs.columns[moving]] += self.rng.choice([0.0, 1.0, 5.0])
+                costs[arcs.columns] = np.where(moving, prices[arcs.source, arcs.target], 0.0)
                 for target, column in zip(arcs.target[moving], arcs.columns[moving], strict=True):
                     if target in at_home:  # what comes back home is never written down
                         both = Linear([np.array([column, at_home[target]])], [np.ones(2)])
@@ -196,4 +226,5 @@ def test_rows_never_count_more_than_the_finished_program_takes(name: str) -> Non
         peak = memory_of(made, made.funcs[0]).peak
         assert anything.counted["f"] <= peak + 1e-6
         shares.append(anything.counted["f"] / peak)
-    assert max(shares) > 0.8
+    assert max(shares) > 0.95
+    assert np.mean(shares) > 0.85

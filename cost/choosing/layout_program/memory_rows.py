@@ -14,8 +14,6 @@ what it reads. A slice is taken by who reads it, out of the bytes of the whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +22,10 @@ from shardwright.cost.choosing.layout_codes import SUM
 from shardwright.cost.choosing.layout_problem import Group, MadeTree, UsesTree, ValueNode
 from shardwright.cost.choosing.layout_program.columns import Columns, Linear
 from shardwright.cost.choosing.layout_program.formulation import Arcs, Formulation, Tree
+from shardwright.cost.choosing.layout_program.memory_moves import MoveSteps, TreeMoves
 from shardwright.cost.choosing.layout_program.timeline import Bytes, FunctionTimeline, Lifetime, Moment, timeline
 from shardwright.cost.choosing.time_placement import Floats, TimeSolver
+from shardwright.cost.kernels.fusion import reads_within
 from shardwright.cost.resharding.planner import plan
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import AsPartial, Slice
@@ -33,30 +33,6 @@ from shardwright.ir.types import ON_DEVICE
 
 _UNITS = 1000.0
 """Of the limit in a row: what a solver lets rows miss by is far less than what matters."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Moves:
-    """A tree's arcs: the bytes of its layouts, and which moves are between chips."""
-
-    tree: Tree
-    nbytes: Floats
-    between: NDArray[np.bool_]
-    arriving: Floats
-    """The bytes after a collective from a layout to another: addends are only made by who reads them."""
-    layouts: NDArray[np.int64]
-
-    def there(self, arcs: Arcs, sent: NDArray[np.bool_]) -> Floats:
-        """The bytes that arrive by these arcs."""
-        return self.arriving[arcs.source[sent], arcs.target[sent]]
-
-    def sent(self, arcs: Arcs) -> NDArray[np.bool_]:
-        """The arcs that are collectives."""
-        return self.between[arcs.source, arcs.target]
-
-    def sliced(self, arcs: Arcs) -> NDArray[np.bool_]:
-        """The arcs that change the layout without one."""
-        return (arcs.source != arcs.target) & ~self.between[arcs.source, arcs.target]
 
 
 class _Part:
@@ -89,10 +65,10 @@ class MemoryRows:
                 self.uses[entry.node] = f
             elif isinstance(entry, MadeTree):
                 self.made[entry.node] = f
-        self.known: dict[int, _Moves | None] = {}
+        self.known: dict[int, TreeMoves | None] = {}
         self.held_by: dict[tuple[Lifetime, tuple[int, ...], tuple[int, ...]], _Part] = {}
-        self.sliced: dict[_Moves, list[Arcs]] = {}
-        self.steps: dict[tuple[Group, int, int], _Steps] = {}
+        self.sliced: dict[TreeMoves, list[Arcs]] = {}
+        self.steps: dict[tuple[Group, int, int], MoveSteps] = {}
 
     def add(self, less: Mapping[str, float] | None = None, detail: float = 0.0) -> None:
         """Writes the rows that might not hold. `less` is for a function how much less than the limit it may take.
@@ -132,7 +108,7 @@ class MemoryRows:
         for moment in times.moments:
             now = moment.time
             before = [value for value in times.values if value.begin < now]
-            yield self.kernel(moment, [self.held(value, now, now + 1) for value in before])
+            yield from self.kernel(moment, {value: self.held(value, now, now + 1) for value in before})
             for value in moment.results:
                 if value.node in self.made and (part := self.going_home(value)) is not None:
                     yield [*(self.held(other, now + 1, now + 1) for other in before), part], None
@@ -145,19 +121,30 @@ class MemoryRows:
 
     # ------------------------------------------------------------ kernels
 
-    def kernel(self, moment: Moment, alive: list[_Part]) -> tuple[list[_Part], Linear | None]:
+    def kernel(self, moment: Moment, alive: Mapping[Lifetime, _Part]) -> Iterator[tuple[list[_Part], Linear | None]]:
+        """The values that are alive, and what the kernel's first statements have read, which is there until it has run.
+        Of a value with uses to come a second row also counts the copies that these do not need."""
         results = [self.written(value) for value in moment.results]
         if moment.overwritable:
             results = [self.beside(moment, v, r) for v, r in zip(moment.results, results, strict=True)]
-        earlier: list[_Part] = []
-        if moment.root:
-            for value, number in moment.read_before:
-                if value.bytes is not Bytes.WITHIN:
-                    earlier.append(self.read_late(value, number, moment))
-        doubtful = sum(part.most for part in earlier)
-        if moment.contracts:
-            doubtful += sum(part.most for part in results)
-        return [*alive, *earlier, *results], self.moved(moment.parting, doubtful) if doubtful else None
+        doubtful = sum(part.most for part in results) if moment.contracts else 0.0
+        read: dict[Lifetime, set[int]] = {}
+        for value, number in moment.read_before if moment.root else ():
+            if value.bytes is not Bytes.WITHIN:
+                read.setdefault(value, set()).add(number)
+        last: list[_Part] = []
+        again: dict[Lifetime, _Part] = {}
+        for value, numbers in read.items():
+            to_come = {k for k, span in enumerate(value.uses) if span.end >= moment.time}
+            part = self.held_for(value, tuple(sorted(numbers | to_come)), moment.time + 1)
+            if not to_come:
+                last.append(part)
+            elif value in alive and self.sends(value):
+                again[value] = part
+        for replaced in ({}, again) if again else ({},):
+            doubt = doubtful + sum(part.most for part in (*last, *replaced.values()))
+            parts = [*{**alive, **replaced}.values(), *last, *results]
+            yield parts, self.moved(moment.parting, doubt) if doubt else None
 
     def beside(self, moment: Moment, value: Lifetime, part: _Part) -> _Part:
         """A result's bytes; nothing where it may be written over something that the kernel reads."""
@@ -176,15 +163,6 @@ class MemoryRows:
             if there & own:
                 return _NOTHING
         return part
-
-    def read_late(self, value: Lifetime, number: int, moment: Moment) -> _Part:
-        """The values that a statement within the kernel has read, which is there until the kernel has run."""
-        if any(span.end >= moment.time for span in value.uses):
-            return _NOTHING  # it is counted for the later use, if perhaps in another layout
-        last = max(range(len(value.uses)), key=lambda k: value.uses[k].end)
-        if last != number:
-            return _NOTHING
-        return self.held_for(value, (number,), moment.time + 1)
 
     def moved(self, values: Sequence[Lifetime], most: float) -> Linear | None:
         """`most` less wherever one of the values is moved between chips."""
@@ -212,7 +190,7 @@ class MemoryRows:
     def home(self, node: ValueNode) -> _Part:
         return self.at(node, node.home)
 
-    def moves(self, node: ValueNode, *, made: bool) -> _Moves | None:
+    def moves(self, node: ValueNode, *, made: bool) -> TreeMoves | None:
         """The moves of a value's tree from its home, or from where it was made."""
         f = (self.made if made else self.uses).get(node)
         if f is None or f not in self.formulation.trees:
@@ -230,7 +208,7 @@ class MemoryRows:
             added = (digits[None, :, :] == SUM) & (digits[:, None, :] != SUM)
             sizes = np.array(list(self.problem.program.mesh.values()), np.float64)
             arriving = nbytes[None, :] / np.where(added, sizes, 1.0).prod(axis=2)
-            self.known[f] = _Moves(tree, nbytes, between, arriving, layouts)
+            self.known[f] = TreeMoves(tree, nbytes, between, arriving, layouts, added.any(axis=2))
         return self.known[f]
 
     def sends(self, value: Lifetime) -> bool:
@@ -245,17 +223,14 @@ class MemoryRows:
         node = value.node
         if value.bytes is Bytes.ELSEWHERE:
             return _NOTHING
-        made = self.moves(node, made=True)
-        every = [moves for moves in (made, self.moves(node, made=False)) if moves is not None]
-        if value.bytes is Bytes.WITHIN:
-            if not every or len(every[0].tree.leaves) != 1:
-                return _NOTHING
-            most = float(every[0].nbytes.max())
-            return _Part(lambda: self.only_if_sent(value, every[0], done=False), most)
-        part = self.at(node, node.made if node.made >= 0 else node.home)
-        return _Part(lambda: self.but_slices(value, _copied(part.line), every, set()), part.most)
+        if value.bytes is Bytes.OWN:
+            return self.at(node, node.made if node.made >= 0 else node.home)
+        moves = self.moves(node, made=True) or self.moves(node, made=False)
+        if moves is None or len(moves.tree.leaves) != 1:
+            return _NOTHING
+        return _Part(lambda: self.only_if_sent(value, moves, done=False), float(moves.nbytes.max()))
 
-    def only_if_sent(self, value: Lifetime, moves: _Moves, *, done: bool) -> Linear:
+    def only_if_sent(self, value: Lifetime, moves: TreeMoves, *, done: bool) -> Linear:
         """A value computed within a kernel: in memory where it is moved between chips, before that and after."""
         line = Linear()
         for arcs in moves.tree.arcs:
@@ -267,40 +242,37 @@ class MemoryRows:
                 line.add(arcs.columns[sent], moves.nbytes[arcs.source[sent]] * whole)
         return line
 
-    def but_slices(self, value: Lifetime, line: Linear, every: Sequence[_Moves], over: set[int]) -> Linear:
-        """Leaves out what is only sliced: what is sliced, by movements to come or without any, is not written whole,
-        nor before the slice is."""
+    def but_slices(self, value: Lifetime, line: Linear, moves: TreeMoves, over: set[int], *, shared: bool) -> Linear:
+        """Leaves out what is gone once slices are made, where all uses take some; of slices for several uses only if
+        `shared`. Whoever makes the value writes it whole."""
         if not value.shrinks:
             return line
-        for moves in every:
-            for arcs in self.least_sliced(value, moves):
-                done = self.first_use(value, moves.tree, arcs.subset) in over
-                sliced, sent = moves.sliced(arcs), moves.sent(arcs)
-                if sliced.any():
-                    left = moves.nbytes[arcs.target[sliced]] if done and value.contracts else 0.0
-                    line.add(arcs.columns[sliced], np.minimum(0.0, left - moves.nbytes[arcs.source[sliced]]))
-                if sent.any() and not done:
-                    cut = self.cut(value, moves, arcs, sent)
-                    line.add(arcs.columns[sent], -moves.nbytes[arcs.source[sent]] * cut)
+        for arcs in self.least_sliced(value, moves):
+            sliced = moves.sliced(arcs)
+            once = shared or not arcs.subset & (arcs.subset - 1)
+            if once and sliced.any() and self.first_use(value, moves.tree, arcs.subset) in over:
+                shown = self.shows(value, moves, arcs.subset) & ~moves.padded[arcs.source, arcs.target][sliced]
+                left = moves.nbytes[np.where(shown, arcs.source[sliced], arcs.target[sliced])]
+                line.add(arcs.columns[sliced], np.minimum(0.0, left - moves.nbytes[arcs.source[sliced]]))
         return line
 
-    def least_sliced(self, value: Lifetime, moves: _Moves) -> list[Arcs]:
-        """The arcs on behalf of that use which is sliced in the fewest ways: a value is not written whole only where
-        all its uses take slices, this one among them."""
-        by_leaf = [
-            [arcs for arcs in moves.tree.arcs if arcs.subset >> leaf & 1] for leaf in range(len(moves.tree.leaves))
-        ]
-        if len(by_leaf) == 1:
-            return by_leaf[0]
+    def shows(self, value: Lifetime, moves: TreeMoves, subset: int) -> bool:
+        """Tells whether a slice on behalf of these leaves lies in the bytes of the whole, taken by the kernel there."""
+        node = value.node
+        if subset & (subset - 1) or (node.body, node.name) in self.solver.structure.after:
+            return False
+        (at, number), _, _ = node.uses[moves.tree.leaves[subset.bit_length() - 1] - 1]
+        statement = self.solver.statements.get(at)
+        inside = at[1][:-1] == node.body[1]
+        return inside and statement is not None and reads_within(statement, number, self.problem.program.mesh)
 
-        def ways(every: list[Arcs]) -> int:
-            return sum(
-                int(moves.sliced(arcs).sum()) + int(self.cut(value, moves, arcs, moves.sent(arcs)).sum())
-                for arcs in every
-            )
-
+    def least_sliced(self, value: Lifetime, moves: TreeMoves) -> list[Arcs]:
+        """The arcs on behalf of that use which is sliced in the fewest ways: the whole is gone only where all uses take
+        slices, this one among them."""
         if moves not in self.sliced:
-            self.sliced[moves] = min(by_leaf, key=ways)
+            leaves = range(len(moves.tree.leaves))
+            by_leaf = [[arcs for arcs in moves.tree.arcs if arcs.subset >> leaf & 1] for leaf in leaves]
+            self.sliced[moves] = min(by_leaf, key=lambda every: sum(int(moves.sliced(arcs).sum()) for arcs in every))
         return self.sliced[moves]
 
     def held(self, value: Lifetime, needed: int, moved: int) -> _Part:
@@ -338,10 +310,11 @@ class MemoryRows:
             return _NOTHING
 
         def line() -> Linear:
-            if not gone or not moving:
-                made = _copied(home.line)
+            counted = gone and moving
+            made = _copied(home.line)
+            if not counted:
+                pass
             elif own and len(to_come) == 1:
-                made = _copied(home.line)
                 leaf = leaf_of[to_come[0]]
                 for arcs in moves.tree.arcs:
                     if first[arcs.subset] in over and arcs.subset >> leaf & 1:
@@ -349,7 +322,8 @@ class MemoryRows:
                         gain = moves.there(arcs, sent) - moves.nbytes[arcs.source[sent]]
                         made.add(arcs.columns[sent], gain)
                         if arcs.subset & (arcs.subset - 1):  # further moves set out from the slice
-                            made.add(arcs.columns[sliced], -moves.nbytes[arcs.source[sliced]])
+                            gain = moves.nbytes[arcs.target[sliced]] - moves.nbytes[arcs.source[sliced]]
+                            made.add(arcs.columns[sliced], np.minimum(0.0, gain))
             elif alone:  # a copy, beside a home that others count
                 made = Linear()
                 for arcs in gone:
@@ -357,7 +331,7 @@ class MemoryRows:
                     made.add(arcs.columns[sent], moves.there(arcs, sent))
             else:
                 made = self.copies(value, moves, to_come, over, first, leaf_of, own=own)
-            return self.but_slices(value, made, [moves], over) if own else made
+            return self.but_slices(value, made, moves, over, shared=not counted) if own else made
 
         return _Part(line, largest * len(to_come))
 
@@ -369,7 +343,7 @@ class MemoryRows:
     def copies(
         self,
         value: Lifetime,
-        moves: _Moves,
+        moves: TreeMoves,
         to_come: tuple[int, ...],
         over: set[int],
         first: dict[int, int],
@@ -392,7 +366,10 @@ class MemoryRows:
                     if first[arcs.subset] in over and arcs.subset >> leaf_of[use] & 1:
                         sent, sliced = moves.sent(arcs), moves.sliced(arcs)
                         if arcs.subset & (arcs.subset - 1):
-                            signed.append((arcs.columns[sliced], arcs.source[sliced], -np.ones(int(sliced.sum()))))
+                            ones = np.ones(int(sliced.sum()))
+                            signed.append((arcs.columns[sliced], arcs.source[sliced], -ones))
+                            if own:
+                                signed.append((arcs.columns[sliced], arcs.target[sliced], ones))
                         target = arcs.target[sent]
                         signed.append((arcs.columns[sent], target, moves.there(arcs, sent) / moves.nbytes[target]))
                         signed.append((arcs.columns[sent], arcs.source[sent], -np.ones(len(target))))
@@ -421,7 +398,7 @@ class MemoryRows:
             return None
         return self.on_the_way(value, moves, full)
 
-    def on_the_way(self, value: Lifetime, moves: _Moves, subset: int) -> _Part | None:
+    def on_the_way(self, value: Lifetime, moves: TreeMoves, subset: int) -> _Part | None:
         every = [arcs for arcs in moves.tree.arcs if arcs.subset == subset and moves.sent(arcs).any()]
         if not every:
             return None
@@ -442,13 +419,13 @@ class MemoryRows:
             return None
         return self.on_the_way(value, moves, 1)
 
-    def cut(self, value: Lifetime, moves: _Moves, arcs: Arcs, sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def cut(self, value: Lifetime, moves: TreeMoves, arcs: Arcs, sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """The collectives among the arcs for which the value is sliced first: it is not written whole."""
         if not value.shrinks:
             return np.zeros(int(sent.sum()), np.bool_)
         return np.array([each.sliced for each in self.plans(value, moves, arcs, sent)], np.bool_)
 
-    def plans(self, value: Lifetime, moves: _Moves, arcs: Arcs, sent: NDArray[np.bool_]) -> Iterator[_Steps]:
+    def plans(self, value: Lifetime, moves: TreeMoves, arcs: Arcs, sent: NDArray[np.bool_]) -> Iterator[MoveSteps]:
         """The steps of the movements among the arcs."""
         group = value.node.group.root()
         for a, b in zip(arcs.source[sent], arcs.target[sent], strict=True):
@@ -457,34 +434,19 @@ class MemoryRows:
                 self.steps[key] = self.planned(value.node, *key[1:])
             yield self.steps[key]
 
-    def planned(self, node: ValueNode, a: int, b: int) -> _Steps:
+    def planned(self, node: ValueNode, a: int, b: int) -> MoveSteps:
         coding, codes, mesh = self.solver.coding, node.group.root().codes, self.problem.program.mesh
         source = coding.decode(int(codes[a]), node.shape, ON_DEVICE)
         target = coding.decode(int(codes[b]), node.shape, ON_DEVICE)
         try:
             steps = plan(source, target, mesh).steps
         except DiagnosticError:  # it will not be in the finished program either
-            return _Steps((0.0, 0.0), sliced=False)
+            return MoveSteps((0.0, 0.0), sliced=False)
         sliced = isinstance(steps[0].operation, Slice | AsPartial)
         while isinstance(steps[-1].operation, Slice | AsPartial):  # for who reads it
             steps = steps[:-1]
         sizes = (source.local_bytes(mesh), *(step.type.local_bytes(mesh) for step in steps))
-        return _Steps(tuple(map(float, sizes)), sliced)
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """A movement's bytes before and after each of its steps, and whether the first is a slice."""
-
-    sizes: tuple[float, ...]
-    sliced: bool
-
-    def during(self, value: Lifetime) -> float:
-        """The most at once, beside what others count."""
-        sizes = self.sizes
-        if value.bytes is Bytes.ELSEWHERE or (value.shrinks and self.sliced):
-            return max([sizes[1], *(x + y for x, y in pairwise(sizes[1:]))])
-        return max(x + y for x, y in pairwise(sizes))
+        return MoveSteps(tuple(map(float, sizes)), sliced)
 
 
 def _sum_of(parts: Sequence[_Part], parting: Linear | None) -> Linear:

@@ -51,8 +51,6 @@ class Lifetime:
     uses: list[CopySpan]
     shrinks: bool = False
     """Whether the kernel that makes it may take a slice of it instead: what is only sliced is not written whole."""
-    contracts: bool = False
-    """Whether a contraction makes it, which then writes the slice."""
 
 
 @dataclass
@@ -99,7 +97,6 @@ class _Walk:
         self.begins: dict[ValueNode, int] = {}
         self.kinds: dict[ValueNode, Bytes] = {}
         self.shrinks: set[ValueNode] = set()
-        self.contracts: set[ValueNode] = set()
         self.lets: list[tuple[Location, Let, int]] = []
         self.views: list[tuple[Location, Let]] = []
 
@@ -118,7 +115,7 @@ class _Walk:
             kind = self.kinds.get(node, Bytes.ELSEWHERE)
             spans = [self.span(node, key) for key, _, _ in node.uses]
             begin = self.begins.get(node, 0)
-            by_node[node] = Lifetime(node, kind, begin, spans, node in self.shrinks, node in self.contracts)
+            by_node[node] = Lifetime(node, kind, begin, spans, node in self.shrinks)
             values.append(by_node[node])
         self.share(by_node)
         arguments = [self.problem.defined[self.top, value.name] for value in self.func.params]
@@ -160,8 +157,6 @@ class _Walk:
                 self.kinds[node] = Bytes.OWN if view or at in within else Bytes.WITHIN
             if view or pointwise(statement) or statement.operation.is_product:
                 self.shrinks.add(node)
-            if statement.operation.is_product:
-                self.contracts.add(node)
 
     def loop(self, statement: Loop, at: Location) -> None:
         start = self.position
