@@ -57,15 +57,20 @@ class ExportedModule:
         import torch
         from torch.utils import _pytree as pytree
 
-        own = {**dict(self.module.named_parameters(remove_duplicate=False)), **dict(self.module.named_buffers())}
-        state = {path: _tensor(array, own[path]) for path, array in weights.items() if path in own}
+        own = _tensors_of(self.module, remove_duplicate=False)
+        arrays = {_memory(own[path]): array for path, array in weights.items() if path in own}
+        # By one path of each module: `functional_call` leaves one that has several with what it was given.
+        once = [path for name, each in self.module.named_modules() for path in _tensors_of(each, name, recurse=False)]
+        state = {path: _tensor(arrays[_memory(own[path])], own[path]) for path in once if _memory(own[path]) in arrays}
         examples, tree = pytree.tree_flatten(self.examples)
         rest = iter(leaves)
         given = [example if example is None else _tensor(next(rest), example) for example in examples]
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                results = torch.func.functional_call(self.module, state, pytree.tree_unflatten(given, tree))
+                results = torch.func.functional_call(
+                    self.module, state, pytree.tree_unflatten(given, tree), tie_weights=False
+                )
             except (IndexError, RuntimeError) as error:  # an index that is too large, say, which an export does not see
                 said = f"{type(self.module).__name__} fails at these arguments: {type(error).__name__}: {error}"
                 raise untraceable(said.partition("\n")[0], place_of(error)) from error
@@ -109,7 +114,7 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     fixed = {path: values[path] for path in stored if values[path].is_complex() or not values[path].numel()}
     weights = {path: as_numpy(values[path]) for path in first.values() if path not in fixed}
     arguments = pytree.tree_map(lambda each: each if each is None else as_numpy(each), tensors)
-    lifted = frozenset(program.constants).difference(name for name, _ in module.named_buffers())
+    lifted = frozenset(program.constants).difference(_tensors_of(module, remove_duplicate=False))
     return ExportedModule(module, _function(program, paths, fixed), weights, arguments, tensors, lifted)
 
 
@@ -135,6 +140,11 @@ def as_numpy(tensor: Any) -> npt.NDArray[Any]:
         array.dtype
     )
     return array if narrower is None else array.astype(narrower)
+
+
+def _tensors_of(module: Any, prefix: str = "", **options: bool) -> dict[str, Any]:
+    """The parameters and buffers of a module by their paths."""
+    return {**dict(module.named_parameters(prefix, **options)), **dict(module.named_buffers(prefix, **options))}
 
 
 def _tensor(array: npt.NDArray[Any], like: Any) -> Any:

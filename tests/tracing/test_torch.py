@@ -203,6 +203,28 @@ def test_what_depends_on_data_is_refused(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err == ""  # PyTorch prints its graph
 
 
+def test_a_module_that_has_several_paths_stays_as_it_is() -> None:
+    """One layer under three names, and one weight in two modules, as of encoder-decoders."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(8, 8)
+            self.first = self.middle = self.last
+            self.other = nn.Linear(8, 8, bias=False)
+            self.other.weight = nn.Parameter(self.last.weight.data)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.other(self.last(self.middle(self.first(x))))
+
+    module, x = Shared(), torch.randn(4, 8)
+    before = module(x)
+    traced = trace(module, (x,))
+    assert traced.largest_relative_difference < 1e-6
+    assert torch.equal(module(x), before)
+    assert list(traced.weights) == ["last_bias", "last_weight"]
+
+
 def test_the_command(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
