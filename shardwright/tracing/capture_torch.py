@@ -79,9 +79,12 @@ class ExportedModule:
 
 def is_module(value: Any) -> bool:
     """Tells whether a value is a module of PyTorch, without importing PyTorch."""
-    return any(
-        base.__module__.partition(".")[0] == "torch" and base.__name__ == "Module" for base in type(value).__mro__
-    )
+    return is_module_class(type(value))
+
+
+def is_module_class(kind: type) -> bool:
+    """Tells whether a class is one of modules of PyTorch, without importing PyTorch."""
+    return any(base.__module__.partition(".")[0] == "torch" and base.__name__ == "Module" for base in kind.__mro__)
 
 
 def exported(module: Any, args: Sequence[Any]) -> ExportedModule:

@@ -364,14 +364,14 @@ def from_file(name: str, path: str, arguments: str | None) -> tuple[Callable[...
 
 
 def _made(function: Any, path: str, name: str) -> Any:
-    """A module of PyTorch that a callable without arguments makes; anything else as it is."""
-    from shardwright.tracing.capture_torch import is_module
+    """A module of PyTorch that its class or a callable without arguments makes; anything else as it is."""
+    from shardwright.tracing.capture_torch import is_module, is_module_class
 
     try:
         takes = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return function
-    if is_module(function) or takes:
+    if is_module(function) or (takes and not (isinstance(function, type) and is_module_class(function))):
         return function
     try:
         made = function()

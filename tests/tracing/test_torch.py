@@ -246,6 +246,10 @@ def test_the_command(shardwright: Callable[..., Outcome], tmp_path: Path) -> Non
     out.write_text(text.replace(letters.group(), f"weight: f32 {letters[1]}_x{letters[2]}"))
     done = shardwright("export", out, "--as", "dtensor")
     assert "'weight': [Shard(0)]," in done.out, done.err
+    own = "class Own(torch.nn.Module):\n    def forward(self, x):\n        return x * 2\n"
+    file.write_text(f"{file.read_text()}\n\n{own}")
+    done = shardwright("trace", f"{file}:Own", "-o", out)
+    assert done.status == 0, done.err
     file.write_text(file.read_text().replace("torch.nn.Linear(16, 8)", "3"))
     done = shardwright("trace", f"{file}:model", "-o", out)
     assert done.status == 1
