@@ -12,10 +12,12 @@ import contextlib
 import functools
 import io
 import json
+import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,7 @@ import numpy as np
 from shardwright.backends.foreign import kernel_at
 from shardwright.backends.torch_operations import FORMATS
 from shardwright.tracing.by_indices import by_indices
-from shardwright.tracing.places import place_of, untraceable
+from shardwright.tracing.places import is_users, place_of, untraceable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -99,16 +101,19 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     tensors = pytree.tree_map(lambda each: each if each is None else torch.as_tensor(each).clone(), tuple(args))
     module = module.eval()
     try:
-        # PyTorch warns about its own use of itself, and prints the whole graph where it gives up.
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with _quietly():
             program = torch.export.export(module, tensors, strict=False)
             program = program.run_decompositions(_by_rank())
     except Exception as error:
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         cached = hasattr(getattr(module, "config", None), "use_cache") and "Cache" in str(error)
         way_out = ["it returns a cache, which is no array: set model.config.use_cache = False"] if cached else []
-        raise untraceable(f"torch.export cannot trace {type(module).__name__}: {said}", "", *way_out) from error
+        if "DataDependent" in said:
+            way_out = [
+                "where values decide what runs, or how large results are, torch.where chooses among what is there"
+            ]
+        reason = f"torch.export cannot trace {type(module).__name__}: {said}"
+        raise untraceable(reason, place_of(error), *way_out) from error
     values: dict[str, Any] = {**program.state_dict, **program.constants}
     stored = [str(spec.target) for spec in program.graph_signature.input_specs if spec.kind.name != "USER_INPUT"]
     first: dict[Any, str] = {}
@@ -119,6 +124,19 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     arguments = pytree.tree_map(lambda each: each if each is None else as_numpy(each), tensors)
     lifted = frozenset(program.constants).difference(_tensors_of(module, remove_duplicate=False))
     return ExportedModule(module, _function(program, paths, fixed), weights, arguments, tensors, lifted)
+
+
+@contextlib.contextmanager
+def _quietly() -> Generator[None]:
+    """Drops what PyTorch warns about its own use of itself, and the graph that it prints where it gives up."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 def _by_rank() -> dict[Any, Callable[..., Any]]:
@@ -189,7 +207,8 @@ def _function(program: Any, paths: Mapping[str, str], fixed: Mapping[str, Any]) 
                     raise _refused(lacking, "this result of the operation has no counterpart in the language")
                 return [known[each] for each in kept if each in known]
             else:
-                raise _refused(node, f"{node.op} {node.target} is not a call of an operation")
+                called = next(iter(node.users), node)
+                raise _refused(called, f"{called.target} calls a graph, which has no counterpart in the language")
         raise AssertionError("a graph ends with what it returns")
 
     return run
@@ -295,13 +314,14 @@ def _declared(name: str) -> str:
 _WAYS_OUT: Mapping[str, str] = dict.fromkeys(
     ("aten.sort.default", "aten.histc.default", "aten.nonzero.default"),
     'where it sorts tokens by expert, model.set_experts_implementation("batched_mm") computes the same without',
-)
+) | {"aten.item.default": "leave it a tensor of no dimension to compute with; a size is a number of the module's own"}
 
 
 def _refused(node: Any, reason: str, way_out: str = "") -> Exception:
     trace = node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    own = [frame for frame in frames if "site-packages" not in frame[0]] or frames
+    files = [frame for frame in frames if Path(frame[0]).is_file()]
+    own = [frame for frame in files if is_users(Path(frame[0]))] or files
     place = ":".join(own[-1]) if own else ""
     return untraceable(
         reason, place, way_out or "write this line with other operations, or trace the parts before and after it"

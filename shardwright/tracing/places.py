@@ -36,7 +36,7 @@ def place_of(error: BaseException, path: str | None = None) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         file = Path(frame.filename)
-        if (path is not None and file == Path(path)) or (path is None and _is_users(file)):
+        if (path is not None and file == Path(path)) or (path is None and is_users(file)):
             return f"{frame.filename}:{frame.lineno}"
     return ""
 
@@ -51,7 +51,7 @@ def definition_of(function: Any) -> str:
         kind = cast(Any, type(function))
         function = inspect.unwrap(getattr(kind, "forward", kind.__call__))
     code = getattr(function, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code and _is_users(Path(code.co_filename)) else ""
+    return f"{code.co_filename}:{code.co_firstlineno}" if code and is_users(Path(code.co_filename)) else ""
 
 
 def of_function(code: str, message: str, place: str, name: str, *notes: str) -> DiagnosticError:
@@ -60,7 +60,8 @@ def of_function(code: str, message: str, place: str, name: str, *notes: str) -> 
     return _fault(code, message, path or name, int(line or 0), *notes)
 
 
-def _is_users(file: Path) -> bool:
+def is_users(file: Path) -> bool:
+    """Tells whether a file is neither of an installed library nor of this package."""
     own = Path(__file__).resolve().parents[1]
     return file.is_file() and "site-packages" not in file.parts and own not in file.resolve().parents
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,14 +195,33 @@ def test_refuses_with_the_line() -> None:
     )
 
 
-def test_what_depends_on_data_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    class Branches(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x if x.sum() > 0 else -x
-
-    with pytest.raises(DiagnosticError, match=r"torch.export cannot trace Branches: "):
-        trace(Branches(), (torch.randn(4),))
-    assert capfd.readouterr().err == ""  # PyTorch prints its graph
+def test_what_depends_on_data_is_refused_with_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import torch\n\n\nclass Branches(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return x if x.sum() > 0 else -x\n\n\nclass Called(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))\n\n\n"
+        "class Number(torch.nn.Module):\n    def forward(self, x):\n        return x * x.mean().item()\n\n\n"
+        "def example_args():\n    return (torch.randn(4),)\n"
+    )
+    said: dict[str, list[str]] = {}
+    for name in ("Branches", "Called", "Number"):
+        command = [sys.executable, "-m", "shardwright", "trace", f"{file}:{name}", "-o", str(tmp_path / "out.shard")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        said[name] = done.stderr.replace(str(file), "FILE").splitlines()  # PyTorch prints its graph, and warns
+    assert said["Branches"][0].startswith("FILE:6:9: error: torch.export cannot trace Branches: GuardOnDataDependent")
+    assert said["Called"][0] == (
+        "FILE:11:9: error: cond calls a graph, which has no counterpart in the language [untraceable]"
+    )
+    assert said["Number"][0] == "FILE:16:9: error: aten.item.default has no counterpart in the language [untraceable]"
+    assert {name: lines[3:] for name, lines in said.items()} == {
+        "Branches": [
+            "note: where values decide what runs, or how large results are, torch.where chooses among what is there"
+        ],
+        "Called": ["note: write this line with other operations, or trace the parts before and after it"],
+        "Number": ["note: leave it a tensor of no dimension to compute with; a size is a number of the module's own"],
+    }
 
 
 def test_a_module_that_has_several_paths_stays_as_it_is() -> None:
