@@ -246,6 +246,20 @@ def test_a_module_that_has_several_paths_stays_as_it_is() -> None:
     assert list(traced.weights) == ["last_bias", "last_weight"]
 
 
+def test_numbers_written_where_a_mask_says() -> None:
+    class Written(nn.Module):
+        def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            x = x.clone()
+            x[x > 1] = 0.5
+            x[rows] = -3.0
+            x[:, :, rows] = 7.0
+            x[..., 0].fill_(2.0)
+            return x
+
+    traced = trace(Written(), (torch.randn(4, 3, 4), torch.rand(4) > 0.5))
+    assert traced.largest_relative_difference < 1e-6
+
+
 def test_the_command(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(

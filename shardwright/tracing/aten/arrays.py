@@ -204,7 +204,7 @@ for _name, _value in {"ones": 1, "zeros": 0, "empty": 0}.items():
     OPERATIONS[f"{_name}_like"] = _filled_like(_value)
 
 
-@op()
+@op("full_like", "fill")
 def full_like(a: Any, value: float, *, dtype: Any = None, **_: Any) -> Any:
     return jnp.full(a.shape, value, dtype_of(dtype) or a.dtype)
 
@@ -234,6 +234,10 @@ def index_select(a: Any, dim: int, ids: Any) -> Any:
 
 @op()
 def index_put(a: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+    (first, mask), *others = [(i, each) for i, each in enumerate(indices) if each is not None]
+    if not others and mask.dtype == bool and values.ndim == 0:
+        mask = jnp.expand_dims(mask, (*range(first), *range(first + mask.ndim, a.ndim)))
+        return jnp.where(mask, a + values if accumulate else values, a)
     at = a.at[tuple(np.s_[:] if each is None else each for each in indices)]
     return at.add(values) if accumulate else at.set(values)
 
