@@ -247,3 +247,9 @@ def test_a_fresh_process_makes_the_devices_that_a_mesh_needs(spoken: Path) -> No
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["devices"], report["virtual"], report["new_tokens"]) == (2, True, 3)
+
+
+def test_calls_of_prefill_where_prompts_are_scored(generate: Callable) -> None:
+    options = ("--tokens", "1 15 7", "--max-new-tokens", "2", "--mesh", "x=2", "--calls", "prefill=1,decode=256")
+    plain, scored = generate(*options), generate(*options, "--logprobs", "--json")
+    assert (plain.status, plain.err) == (scored.status, scored.err) == (0, "")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -67,7 +68,9 @@ class GenerationPlan:
     def pipeline(self) -> tuple[Pass, ...]:
         """All that makes an explicit program of it; passes that take explicit programs come last."""
         after = (given for given in self.passes if given.takes is Level.EXPLICIT)
-        return (*self.before_layouts, *explicit_passes(self.place), *after)
+        # Prompts that are scored are read by `score` in place of `prefill`.
+        calls = re.sub(r"\bprefill:", "score:", self.place.calls) if self.scores else self.place.calls
+        return (*self.before_layouts, *explicit_passes(replace(self.place, calls=calls)), *after)
 
 
 def is_file(layout: str) -> bool:
