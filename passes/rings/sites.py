@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cost.movements.movement import received_bytes
-from shardwright.ir.digits import Order
+from shardwright.ir.digits import Order, order_size
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Add, Alias, AllGather, Contract, Convert, Function, ReduceScatter
 from shardwright.ir.program import Let, Scope, Statement
@@ -114,6 +114,10 @@ class Surroundings:
         """Tells whether every dimension has its declared extent."""
         return all(self.sizes[dim.name] == dim.size for dim in kind.dims)
 
+    def has_room(self, dim: str) -> bool:
+        """Tells whether all digits of the dimension's order fit into it: others are those of some types alone."""
+        return self.sizes[dim] % order_size(self.orders[dim], self.mesh) == 0
+
 
 def find_sites(block: Surroundings, axes: Axes) -> Iterator[RingSite]:
     """Every collective of a block that can be looped over some of these axes, in the order of the program."""
@@ -138,12 +142,16 @@ def _gather(block: Surroundings, collective: Let, operand: TensorType, at: int, 
     home = {axis: str(operand.state(axis)) for axis in collective.operation.named_axes}
     ring: list[str] = []
     for axis, dim in home.items():
-        if axis not in axes or block.mesh[axis] == 1 or dim not in operand.names:
+        if axis not in axes or block.mesh[axis] == 1 or dim not in operand.names or not block.has_room(dim):
             continue
         others = [block.kind(p.other) for p in products]
         splits = [None if kind is None else kind.state(axis) for kind in others]
         free = all(
-            kind is not None and isinstance(split, str) and split in kind.names and split not in operand.names
+            kind is not None
+            and isinstance(split, str)
+            and split in kind.names
+            and split not in operand.names
+            and block.has_room(split)
             for kind, split in zip(others, splits, strict=True)
         )
         roles = {dim in p.dims for p in products}
@@ -254,7 +262,8 @@ def _scatter(block: Surroundings, collective: Let, name: str, at: int, axes: Axe
     home: dict[str, str] = {}
     for targets, dim in collective.operation.targets:
         for axis in targets:
-            if axis in axes and block.mesh[axis] > 1 and all(_made_here(block, product, axis, dim) for product in made):
+            asked = axis in axes and block.mesh[axis] > 1 and block.has_room(dim)
+            if asked and all(_made_here(block, product, axis, dim) for product in made):
                 home[axis] = dim
     if not home:
         return None
@@ -288,7 +297,8 @@ def _made_here(block: Surroundings, product: RingProduct, axis: str, dim: str) -
     """Tells whether the sum over the axis begins in this contraction, and one operand alone has the dimension,
     whole."""
     a, b = (_known(block, name) for name in product.sources)
-    return a.state(axis) in product.dims and (dim in a.names) != (dim in b.names)
+    summed = a.state(axis)
+    return summed in product.dims and block.has_room(str(summed)) and (dim in a.names) != (dim in b.names)
 
 
 def _groups(

@@ -216,3 +216,26 @@ def test_movements_beside_copies_that_are_not_written_are_the_authors_fault(pass
 @pytest.mark.parametrize("passes", ["offload,place,insert-moves", "place,offload,insert-moves"])
 def test_copies_before_or_after_layouts_are_chosen(passes: str) -> None:
     assert not has_holes(after(program(HOSTED), passes))
+
+
+def test_what_has_no_room_for_all_digits_is_not_looped() -> None:
+    """Positions that one axis divides here and the other there; in the second function E goes round."""
+    before = program("""
+        mesh x=2 y=2
+        dim B=4 L=2 order x y E=16 order x F=32 order y x
+        func f(x: f32 BL_yE_x, w: f32 E_xF_y) -> f32 BL_xF_y {
+          a :~ f32 BLE_x = all_gather[y](x)
+          u :~ f32 BLF_y(partialsum-x) = a @[E] w
+          return reduce_scatter[x -> L](u)
+        }
+        func g(x: f32 BL_yE_x, w: f32 EF_x) -> f32 BL_yF_x {
+          a :~ f32 BL_yE = all_gather[x](x)
+          return a @[E] w
+        }""")
+    made = after(before, "loop-collectives")
+    assert "all_gather[y](x)" in printed(made)
+    assert printed(made).count("roll[x, over=S, shift=1]") == 1
+    for func in before.funcs:
+        given = random_inputs(before, func, 0)
+        (wanted,), _ = evaluate(before, func.name, given.args)
+        np.testing.assert_allclose(simulate(made, func.name, given.args).results[0], wanted, rtol=1e-12)
