@@ -165,3 +165,17 @@ def test_a_folder_that_is_not_there(tmp_path: Path, shardwright: Callable[..., A
     assert made.status == 1
     assert "Traceback" not in made.err
     assert "nothing" in made.err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gpu", "'gpu' is no device of PyTorch"),
+        ("meta", "the runtime has streams for CUDA and none for meta"),
+        ("cuda:99", "there is no cuda:99: "),
+    ],
+)
+def test_a_device_that_cannot_be_measured(name: str, said: str, shardwright: Callable[..., Any]) -> None:
+    made = shardwright("calibrate", "--offloading", "--device", name)
+    assert made.status == 1
+    assert made.err.startswith(f"calibrate: error: {said}")

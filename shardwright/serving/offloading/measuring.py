@@ -17,6 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shardwright.ir.types import DType, Tier
+from shardwright.serving.offloading.devices import check_device
 
 if TYPE_CHECKING:
     import torch
@@ -74,11 +75,13 @@ def measure(
 
     By default CUDA in f16 where there is a device, else the CPU in f32, and the folder of temporary files. A file in
     the folder has at most `disk_bytes`, 64 MiB and a quarter of what is free there, and is gone afterwards. Takes some
-    seconds, 300 MB of the host and as much of the device. Raises where the folder cannot be written,
-    ModuleNotFoundError without torch.
+    seconds, 300 MB of the host and as much of the device. Raises where there is no such device or the folder cannot
+    be written, ModuleNotFoundError without torch.
     """
     import torch
 
+    if device is not None:
+        check_device(device)
     on = torch.device(device or default_device())
     chosen = dtype or (DType.F16 if on.type == "cuda" else DType.F32)
     where = Path(folder or tempfile.gettempdir())
