@@ -24,8 +24,9 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="TABLE|FILE.csv",
         nargs="?",
         default="all",
-        help="d2, d3, 2, 1, claims, chen, or flexgen-2, -8, -13, -19, -21, -22 and -23, or a file with the columns of "
-        "table D.2 or 2, or of FlexGen's table 2; all of these where not given; or flexgen-figure-1 or -4",
+        help="d2, d3, 2, 1, claims, tensorrt-llm, chen, or flexgen-2, -8, -13, -19, -21, -22 and -23, or a file with "
+        "the columns of table D.2 or 2, or of FlexGen's table 2; all of these where not given; or flexgen-figure-1 or "
+        "-4",
     )
     parser.add_argument(
         "--plots",
