@@ -73,6 +73,7 @@ _LOADING = r"""
 def open_tensors(folder):
     '''The tensors of a folder's safetensors files by name: file, number format, shape, and where the bytes begin.'''
     formats = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': jnp.bfloat16}
+    formats |= {'I64': np.int64, 'I32': np.int32, 'BOOL': np.bool_}
     found = {}
     for path in sorted(pathlib.Path(folder).glob('*.safetensors')):
         with path.open('rb') as file:
@@ -103,7 +104,7 @@ def read_tensor(tensors, name, cut, take, order, shape):
         raise ValueError(f'the folder has no tensor {name}')
     path, dtype, stored, begin = tensors[name]
     if dtype is None or np.prod(stored, dtype=int) != np.prod(cut, dtype=int):
-        raise ValueError(f'{path}: {name} is not of floats, or has another shape than the program wants: {stored}')
+        raise ValueError(f'{path}: {name} is of no format that is read, or of another shape than is wanted: {stored}')
     return np.memmap(path, dtype, 'r', begin, cut)[take].transpose(order).reshape(shape)
 
 

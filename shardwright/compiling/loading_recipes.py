@@ -29,7 +29,7 @@ def loading_recipes(program: Program, mapping: WeightMap) -> dict[str, WeightRec
     for value in program.weights:
         name, dims = value.name, tuple(dim.name for dim in value.type.dims)
         shape = tuple(dim.size for dim in value.type.dims)
-        if not value.type.dtype.is_wide_float:
+        if not value.type.dtype.is_in_checkpoints:
             return f"{name} is {value.type.dtype}"
         if name in mapping.entries:
             entry = mapping.entries[name]

@@ -41,17 +41,18 @@ class CheckpointSource:
     """
 
     def __init__(self, folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DType]) -> None:
-        """The weights named in `dtypes`, each in its number format (f32, bf16 or f16).
+        """The weights named in `dtypes`, each in its number format (f32, bf16 or f16, int32 or bool).
 
         Reads the headers of the files. Raises a `DiagnosticError` that names the tensor and the file: where files are
-        missing or corrupt, tensors missing, superfluous, of another shape or not of floats.
+        missing or corrupt, tensors missing, superfluous, of another shape or of another kind of numbers.
         """
         self.bytes_read: Counter[str] = Counter()
         self._mapping = mapping
         self._dtypes = {name: _numpy(dtype) for name, dtype in dtypes.items()}
         with ExitStack() as stack:
             self._files = open_files(Path(folder), stack)
-            _check(Path(folder), self._files, mapping)
+            formats = {name: _STORED.get(dtype.name, FLOATS) for name, dtype in self._dtypes.items()}
+            _check(Path(folder), self._files, mapping, formats)
             self._open = stack.pop_all()
 
     def __enter__(self) -> CheckpointSource:
@@ -160,10 +161,16 @@ def load_weights(folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DT
         return {name: read_whole(source, name) for name in source.names}
 
 
-_FORMATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_FORMATS = {
+    "F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16",
+    "I64": "int64", "I32": "int32", "BOOL": "bool",
+}  # fmt: skip
 """Formats of safetensors in which numbers stand as they are, with numpy's names of them."""
 
-_WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, block_scales.FORMAT: 1}
+_WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, block_scales.FORMAT: 1, "I64": 8, "I32": 4, "BOOL": 1}
+
+_STORED = {"int32": ("I64", "I32"), "bool": ("BOOL",)}
+"""The formats that weights which are no floats are read of."""
 
 _Run = tuple[int, int, int]
 """A range of a tensor's dimension: where it begins in the part that is wanted, then its start and stop."""
@@ -242,14 +249,17 @@ def _numpy(dtype: DType) -> np.dtype[Any]:
     import ml_dtypes
     import numpy as np
 
-    return np.dtype({DType.F32: np.float32, DType.F16: np.float16, DType.BF16: ml_dtypes.bfloat16}[dtype])
+    numbers = {DType.F32: np.float32, DType.F16: np.float16, DType.BF16: ml_dtypes.bfloat16}
+    return np.dtype((numbers | {DType.INT32: np.int32, DType.BOOL: np.bool_})[dtype])
 
 
 # ---------------------------------------------------------------- tensors
 
 
-def _check(folder: Path, files: Mapping[str, TensorFile], mapping: WeightMap) -> None:
-    """Raises where the tensors are not the ones that the mapping needs."""
+def _check(
+    folder: Path, files: Mapping[str, TensorFile], mapping: WeightMap, formats: Mapping[str, Sequence[str]]
+) -> None:
+    """Raises where the tensors are not the ones that the mapping needs, `formats` those of each weight."""
     wanted = {
         tensor: (name, entry.stored_shape(mapping.sizes))
         for name, entry in mapping.entries.items()
@@ -280,17 +290,18 @@ def _check(folder: Path, files: Mapping[str, TensorFile], mapping: WeightMap) ->
             "the config does not describe this checkpoint, or it was changed since the import",
         )
     problems: list[str] = []
-    for tensor, (_, shape) in wanted.items():
-        file = files[tensor]
+    for tensor, (name, shape) in wanted.items():
+        file, known = files[tensor], formats.get(name, FLOATS)
         if file.shape(tensor) != shape:
             problems.append(
                 f"tensor {tensor} in {file.path.name} has the shape {list(file.shape(tensor))}, not {list(shape)}"
             )
-        elif file.dtype(tensor) == block_scales.FORMAT:
+        elif file.dtype(tensor) == block_scales.FORMAT and known is FLOATS:
             problems += _faults_of_scales(tensor, files)
-        elif file.dtype(tensor) not in FLOATS:
+        elif file.dtype(tensor) not in known:
+            several = "" if len(known) == 1 else "one of "
             problems.append(
-                f"tensor {tensor} in {file.path.name} is {file.dtype(tensor)}, not one of {', '.join(FLOATS)}"
+                f"tensor {tensor} in {file.path.name} is {file.dtype(tensor)}, not {several}{', '.join(known)}"
             )
     if problems:
         raise _all(folder, "wrong-tensor", problems)

@@ -32,12 +32,12 @@ _AT_ONCE = 256 << 10
 
 
 def number_formats() -> dict[str, np.dtype[Any]]:
-    """The formats of floats of safetensors, by their names there."""
+    """The formats of safetensors that are read, by their names there."""
     import ml_dtypes
     import numpy as np
 
     numbers = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-    numbers["F8_E4M3"] = ml_dtypes.float8_e4m3fn
+    numbers |= {"F8_E4M3": ml_dtypes.float8_e4m3fn, "I64": np.int64, "I32": np.int32, "BOOL": np.bool_}
     return {name: np.dtype(each) for name, each in numbers.items()}
 
 

@@ -289,10 +289,10 @@ def check_map(
                     weight.span,
                     "--dim may change B and L of an imported program, not the sizes of its weights",
                 )
-        if not weight.type.dtype.is_wide_float:
+        if not weight.type.dtype.is_in_checkpoints:
             raise fault(
                 "weight-map",
-                f"{weight.name} is {weight.type.dtype}, and checkpoints give f32, bf16 or f16",
+                f"{weight.name} is {weight.type.dtype}, and checkpoints give f32, bf16, f16, int32 or bool",
                 weight.span,
             )
 

@@ -333,7 +333,7 @@ def test_a_mapping_of_another_program() -> None:
         "wq is N=2 E=32 G=4 K=2 D=4 in the program, and N=2 E=32 K=2 G=4 D=4 in the checkpoint\n"
         "--dim may change B and L of an imported program, not the sizes of its weights"
     )
-    assert check("wq: int8 NEKGD") == "wq is int8, and checkpoints give f32, bf16 or f16"
+    assert check("wq: int8 NEKGD") == "wq is int8, and checkpoints give f32, bf16, f16, int32 or bool"
 
 
 # ---------------------------------------------------------------- configs
