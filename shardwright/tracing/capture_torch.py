@@ -25,7 +25,7 @@ import numpy as np
 from shardwright.backends.foreign import kernel_at
 from shardwright.backends.torch_operations import FORMATS
 from shardwright.tracing.by_indices import by_indices
-from shardwright.tracing.places import is_users, place_of, untraceable
+from shardwright.tracing.places import is_users, of_function, place_of, untraceable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -87,6 +87,16 @@ def is_module(value: Any) -> bool:
 def is_module_class(kind: type) -> bool:
     """Tells whether a class is one of modules of PyTorch, without importing PyTorch."""
     return any(base.__module__.partition(".")[0] == "torch" and base.__name__ == "Module" for base in kind.__mro__)
+
+
+def require_no_tensors(args: Any, name: str, place: str) -> None:
+    """Raises where example arguments of a function that is no module are tensors of PyTorch, without importing it."""
+    import jax
+
+    if any(type(leaf).__module__.partition(".")[0] == "torch" for leaf in jax.tree_util.tree_leaves(args)):
+        reason = f"{name} is no torch.nn.Module, and its example arguments are tensors of PyTorch"
+        way_out = "or a callable without arguments that returns one, whose forward gives what goes by keyword"
+        raise of_function("untraceable", reason, place, name, f"trace a module, {way_out}")
 
 
 def exported(module: Any, args: Sequence[Any]) -> ExportedModule:

@@ -170,7 +170,7 @@ def _trace(
     from shardwright.compiling.compile_program import load, print_program
     from shardwright.passes.compiling.recognize import Recognize, swept
     from shardwright.tracing.capture_jax import capture
-    from shardwright.tracing.capture_torch import exported, is_module
+    from shardwright.tracing.capture_torch import exported, is_module, require_no_tensors
     from shardwright.tracing.roles import letters
     from shardwright.tracing.rolling import rolled
     from shardwright.tracing.rules import RULES
@@ -178,6 +178,7 @@ def _trace(
 
     began, place = perf_counter(), definition_of(function)
     if not is_module(function):
+        require_no_tensors(args, name or _name(function), place)
         function, args = without_keys(function, args)
     module = exported(function, args) if is_module(function) else None
     try:

@@ -224,6 +224,14 @@ def test_what_depends_on_data_is_refused_with_the_line(tmp_path: Path) -> None:
     }
 
 
+def test_a_function_of_tensors_is_no_module() -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    with pytest.raises(DiagnosticError, match=r"doubled is no torch\.nn\.Module, and its example arguments are"):
+        trace(doubled, (torch.randn(4),))
+
+
 def test_a_module_that_has_several_paths_stays_as_it_is() -> None:
     """One layer under three names, and one weight in two modules, as of encoder-decoders."""
 
