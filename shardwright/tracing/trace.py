@@ -259,7 +259,7 @@ def _smaller_difference(
             small = _trace(function, smaller_arguments(args, dims, sizes), {}, name, seed, stated, is_smaller=True)
         except (DiagnosticError, TypeError, ValueError):
             continue  # the function counts on its own sizes
-        if alike(small.text, text):
+        if alike(small.text, text) and not math.isnan(small.largest_relative_difference):
             compared = small.largest_relative_difference, small.at_examples, small.at_smaller, small.amplified
             return Difference(*compared), sizes
     return Difference(math.nan), {}

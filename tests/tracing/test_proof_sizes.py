@@ -64,6 +64,12 @@ def test_a_function_that_is_another_at_smaller_sizes_is_not_compared_there() -> 
     assert small.largest_relative_difference < 1e-5
 
 
+def test_a_function_that_stays_as_large_at_smaller_arguments_is_not_compared() -> None:
+    traced = trace(lambda x: jnp.zeros((10**6, 10**6)) + x.sum(), (jnp.ones((4, 8)),))
+    assert traced.not_compared == "the function takes long at these sizes, and is another at smaller ones"
+    assert traced.compared_at == {}
+
+
 def test_shardings_stay_at_smaller_sizes() -> None:
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "tp"))
     rows, columns = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("data",), (None, "tp")))
