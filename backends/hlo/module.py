@@ -75,13 +75,13 @@ class Instruction:
     attributes: str
     is_root: bool = False
 
-    @property
+    @cached_property
     def called(self) -> list[str]:
         """The computations that it calls."""
         branches = [word.strip() for listed in _BRANCHES.findall(self.attributes) for word in listed.split(",")]
         return [*_CALLED.findall(self.attributes), *(word.lstrip("%") for word in branches)]
 
-    @property
+    @cached_property
     def arrays(self) -> tuple[Array, ...]:
         """The arrays of its result, those of tuples in order."""
         return arrays_in(self.type)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.backends.hlo.module import Computation, HloModule, Instruction
@@ -12,7 +12,8 @@ from shardwright.backends.hlo.module import Computation, HloModule, Instruction
 _KNOWN = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)"?\}')
 _INDEX = re.compile(r"\bindex=(\d+)")
 _DIRECTION = re.compile(r"\bdirection=(\w+)")
-_MOST_TRIPS = 1_000_000
+_WHOLE = re.compile(r"([su])(\d+)\[")
+_MOST_TRIPS = 1 << 16
 
 Scalar = int | None
 """A whole number, or one that the text does not say."""
@@ -40,6 +41,9 @@ _ARITHMETIC: dict[str, Binary] = {
     "minimum": min,
 }
 _SAME = ("copy", "bitcast", "convert", "reshape", "copy-start", "copy-done", "optimization-barrier")
+_ARRAYS_TOO = ("dynamic-slice", "fusion", "call")
+_READING = {"tuple", "get-tuple-element", "clamp", "compare", *_ARRAYS_TOO, *_SAME, *_ARITHMETIC}
+"""Opcodes whose operands' values are asked for."""
 _TABLE = re.compile(r"\{\s*-?\d+(?:,\s*-?\d+)*\s*\}")
 
 
@@ -72,20 +76,33 @@ def called_as(module: HloModule, loop: Instruction, key: str) -> Computation | N
 
 @dataclass
 class Evaluation:
-    """Whole numbers and tuples of a computation on a device, as far as the text says them; what else it computes is
-    unknown. A constant row of numbers is a tuple."""
+    """Whole numbers and tuples of a computation on a device, as far as the text says them, each in the bits of its
+    type; what else it computes is unknown. A constant row of numbers is a tuple."""
 
     module: HloModule
     computation: Computation
     arguments: tuple[Value, ...]
     device: Scalar = None
+    _known: dict[str, Value] = field(default_factory=dict[str, Value])
 
     def value(self, name: str) -> Value:
-        instruction = self.computation.instructions.get(name)
-        return None if instruction is None else self.of(instruction)
+        """The value of an instruction, once for all that read it; operands are found first, however long the chain."""
+        waiting, begun = [name], set[str]()
+        while waiting:
+            instruction = self.computation.instructions.get(waiting[-1])
+            if instruction is None or instruction.name in self._known:
+                waiting.pop()
+            elif instruction.name in begun:
+                self._known[waiting.pop()] = self._of(instruction)
+            else:
+                begun.add(instruction.name)
+                asked = instruction.operands if _is_reading(instruction) else ()
+                waiting += [operand for operand in asked if operand not in begun]
+        return self._known.get(name)
 
-    def of(self, instruction: Instruction) -> Value:
-        opcode, operands = instruction.opcode, instruction.operands
+    def _of(self, instruction: Instruction) -> Value:
+        opcode = instruction.opcode
+        operands = [self._known.get(operand) for operand in instruction.operands]
         if opcode == "parameter":
             number = int(instruction.arguments)
             return self.arguments[number] if number < len(self.arguments) else None
@@ -93,42 +110,59 @@ class Evaluation:
             return _constant(instruction.arguments)
         if opcode == "partition-id":
             return self.device
-        if opcode == "dynamic-slice" and len(operands) == 2 and _is_small(instruction):
-            row, index = self.value(operands[0]), self.value(operands[1])
+        if not _is_reading(instruction):
+            return None
+        if opcode == "dynamic-slice":
+            row, index = operands if len(operands) == 2 else (None, None)
             return row[min(max(index, 0), len(row) - 1)] if isinstance(row, tuple) and isinstance(index, int) else None
         if opcode == "tuple":
-            return tuple(self.value(operand) for operand in operands)
+            return tuple(operands)
         if opcode == "get-tuple-element":
-            whole, index = self.value(operands[0]), _INDEX.search(instruction.attributes)
+            whole, index = operands[0], _INDEX.search(instruction.attributes)
             return whole[int(index[1])] if isinstance(whole, tuple) and index else None
-        if opcode in _SAME and operands:
-            return self.value(operands[0])
-        if opcode in {"fusion", "call"} and instruction.called:
-            inner = self.module.computations.get(instruction.called[0])
-            if inner is None or not _is_small(instruction):
+        if opcode in _SAME:
+            same = operands[0] if operands else None
+            return _held(same, instruction.type, same) if opcode == "convert" and isinstance(same, int) else same
+        if opcode in {"fusion", "call"}:
+            inner = self.module.computations.get(instruction.called[0]) if instruction.called else None
+            if inner is None:
                 return None
-            arguments = tuple(self.value(operand) for operand in operands)
-            return Evaluation(self.module, inner, arguments, self.device).value(inner.root.name)
-        if opcode == "clamp":
-            known = [value for value in map(self.value, operands) if isinstance(value, int)]
-            return min(max(known[0], known[1]), known[2]) if len(known) == 3 else None
-        if opcode == "compare" or opcode in _ARITHMETIC:
-            return self._computed(instruction)
-        return None
-
-    def _computed(self, instruction: Instruction) -> Scalar:
-        a, b = (self.value(operand) for operand in instruction.operands[:2])
-        if not isinstance(a, int) or not isinstance(b, int):
-            return None
-        if instruction.opcode == "compare":
-            direction = _DIRECTION.search(instruction.attributes)
-            return int(bool(_COMPARED[direction[1]](a, b))) if direction else None
-        return _ARITHMETIC[instruction.opcode](a, b)
+            return Evaluation(self.module, inner, tuple(operands), self.device).value(inner.root.name)
+        known = [value for value in operands if isinstance(value, int)]
+        return _computed(instruction, known) if len(known) == len(operands) else None
 
 
-def _is_small(instruction: Instruction) -> bool:
-    """Tells whether it gives numbers, of which counters are made, and no arrays."""
-    return any(array.elements == 1 for array in instruction.arrays)
+def _is_reading(instruction: Instruction) -> bool:
+    """Tells whether a value follows from those of operands. Of what gives arrays as well as numbers, only of those
+    that give numbers, of which counters are made."""
+    opcode = instruction.opcode
+    return opcode in _READING and (
+        opcode not in _ARRAYS_TOO or any(array.elements == 1 for array in instruction.arrays)
+    )
+
+
+def _computed(instruction: Instruction, operands: Sequence[int]) -> Scalar:
+    if instruction.opcode == "clamp":
+        low, value, high = operands
+        return min(max(value, low), high)
+    a, b = operands[:2]
+    if instruction.opcode == "compare":
+        direction = _DIRECTION.search(instruction.attributes)
+        return int(bool(_COMPARED[direction[1]](a, b))) if direction else None
+    return _held(_ARITHMETIC[instruction.opcode](a, b), instruction.type)
+
+
+def _held(value: Scalar, type_text: str, otherwise: Scalar = None) -> Scalar:
+    """A number as its type holds it, of which bits that do not fit are lost; `otherwise` where the type is of no whole
+    numbers, which are not computed with as they would be."""
+    if value is None or type_text.startswith("pred"):
+        return value if value is None else int(bool(value))
+    whole = _WHOLE.match(type_text)
+    if whole is None:
+        return otherwise
+    bits = int(whole[2])
+    value %= 1 << bits
+    return value - (1 << bits) if whole[1] == "s" and value >> (bits - 1) else value
 
 
 def _constant(text: str) -> Value:

@@ -128,6 +128,15 @@ def test_what_is_not_known_is_not_said(was: str, now: str) -> None:
     assert needed(text.replace(was, now)) == [None]
 
 
+def test_a_place_that_is_found_in_many_steps() -> None:
+    """Each number is read twice by the next: asked for once, and in no deep recursion."""
+    text = GATHERED.replace("TABLE", "0, 0, 4, 4")
+    way = ["%n0 = s32[] reshape(%row)", *(f"%n{i + 1} = s32[] minimum(%n{i}, %n{i})" for i in range(2000))]
+    lines = "\n".join(f"  {line}" for line in [*way, "%first = s32[] copy(%n2000)"])
+    assert needed(text.replace("  %first = s32[] reshape(%row)", lines)) == [0]
+    assert needed(text.replace("s32[] reshape(%row)", "s32[] add(%first, %second)")) == [None]  # of itself
+
+
 def test_a_way_that_branches() -> None:
     """One part is read after one gather, and another after two: what is needed is the more."""
     text = """HloModule two, num_partitions=4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.backends.hlo.collectives import CompiledCollective
+from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of
 from shardwright.backends.hlo.counts import count
-from shardwright.backends.hlo.module import Array, HloError, SourceFrame
+from shardwright.backends.hlo.module import Array, HloError, SourceFrame, parse
 from shardwright.backends.hlo.statements import Statement, matched
 
 MODULE = """HloModule jit_f, is_scheduled=true, num_partitions=8
@@ -211,6 +211,23 @@ def test_trips_follow_from_condition_start_and_step(begin: str, end: str, trips:
     body = STARTED.replace("BEGIN", begin).replace("END", f"constant({end})")
     found = count(module(body, COUNTED)).collectives
     assert [c.trips for c in found] == ([trips] if trips else [0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "end", "trips"),
+    [
+        ("u8", "1", "255", 127),
+        ("u8", "4", "2", 127),  # 254 and 2 are 0
+        ("s8", "0", "-2", 127),  # 126 and 2 are -128
+        ("u8", "1", "0", None),  # for ever
+        ("f32", "0", "8", None),  # numbers that are not whole are not computed with
+    ],
+)
+def test_counters_are_held_in_the_bits_of_their_type(kind: str, begin: str, end: str, trips: int | None) -> None:
+    loop = COUNTED.replace("s32[]", f"{kind}[]").replace("direction=LT", "direction=NE")
+    body = STARTED.replace("BEGIN", begin).replace("END", f"constant({end})").replace("s32[]", f"{kind}[]")
+    (found,) = collectives_of(parse(module(body, loop)))
+    assert found.trips == trips
 
 
 def test_a_loop_whose_end_is_an_argument_is_of_unknown_length() -> None:
