@@ -99,6 +99,17 @@ def test_what_is_not_known_is_not_accused() -> None:
     assert told("%c = f32[8,16] reshape(%h, %gone)", "ROOT %t = f32[9,9] gather(%c, %gone)") == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "reasons"), [("add", []), ("maximum", ["takes the maximum of a sum over model that is still to be made"])]
+)
+def test_words_of_short_elements_are_reduced_by_what_is_between_shifts(kind: str, reasons: list[str]) -> None:
+    parted = "%low = f32[] shift-right-logical(%a, %b)"
+    words = f"{parted}\n  %one = f32[] {kind}(%low, %low)\n  ROOT %sum = f32[] or(%one, %low)"
+    text = LAYER.replace("ROOT %sum = f32[] add(%a, %b)", words)
+    line = f"  ROOT %r = f32[8,16] all-reduce(%h), {ROWS}"
+    assert [fault.reason for fault in faults_of(parse(text.format(lines=line)), {"data": 2, "model": 4})] == reasons
+
+
 def test_a_sum_over_two_axes_of_which_one_is_forgotten() -> None:
     """openxla/xla issue 40034: a sum over two axes was reduced over one of them, and split along the other."""
     text = LAYER.replace("sharding={{devices=[2,4]<=[8]}}", "sharding={{devices=[1,8]<=[8]}}").replace(

@@ -70,7 +70,7 @@ class ExchangeStep(CheckedInstruction):
         if not doubt:
             wrong = [t for k, t in state.partial if k != kind and varies(t, groups)]
             if wrong:
-                return self.fault(f"{name} over {over} the addends of {told_kind(state)}")
+                return self.fault(f"{name} a {told_kind(state)} over {over} that is still to be made")
             local = [t for t in self.checker.scaled_along(state) if varies(t, groups)]
             if local and kind == "add":
                 return self.fault(f"sums over {over} what each device has scaled by a sum or maximum of its own part")

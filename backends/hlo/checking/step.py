@@ -208,12 +208,17 @@ class CheckedInstruction:
         return result.but(partial=partial, scale=nonzero(scale))
 
     def reduction(self) -> str | None:
-        """The operation that a reduction applies: `add`, `maximum` or `minimum`."""
+        """The operation that a reduction applies: `add`, `maximum` or `minimum`. Words of several short elements, which
+        libtpu reduces at once, are taken apart and put together by shifts; the operation is the one in between."""
         called = self.checker.called(self.instruction, "to_apply")
         opcode = called.root.opcode if called else None
-        while called and opcode in {"convert", "copy"}:
-            opcode = called.instructions[called.root.operands[0]].opcode if called.root.operands else None
-            break
+        if called and opcode in {"convert", "copy"}:
+            maker = called.instructions.get(called.root.operands[0]) if called.root.operands else None
+            opcode = maker.opcode if maker else None
+        opcodes = {each.opcode for each in called.instructions.values()} if called else set[str]()
+        if "shift-right-logical" in opcodes:
+            kinds = opcodes & {*KINDS}
+            return kinds.pop() if len(kinds) == 1 else None
         return {"and": "minimum", "or": "maximum"}.get(opcode or "", opcode if opcode in KINDS else None)
 
 
