@@ -38,6 +38,8 @@ LATER_PARTS = ("async-update", "async-done")
 _FUSED_SCATTER = ("all-reduce-scatter", "AllReduceScatterFusion")
 """Names of the TPU's compiler for its own reduce-scatter, an all-reduce with a slice: the computation, the emitter."""
 
+_TAKING_APART = ("bitcast", "copy", "dynamic-slice", "get-tuple-element", "reshape", "slice")
+
 
 Branches = tuple[tuple[int, int], ...]
 """Conditionals around a computation, the outermost first, by numbers of their own, each with the branch that it is in.
@@ -195,12 +197,36 @@ def _collective(
             received = R * (K - 1)
         else:
             received = R * (K - 1) // K
-    shown = scattered or instruction
-    stack = tuple(module.stack(shown) or module.stack(instruction))
-    name = shown.op_name or instruction.op_name
+    name, stack = origin_of(module, computation, instruction)
+    if scattered is not None:
+        name, stack = scattered.op_name or name, tuple(module.stack(scattered)) or stack
     return CompiledCollective(
         instruction.name, op, groups, pairs, operands, results, received, trips, name, stack, sliced
     )
+
+
+def origin_of(
+    module: HloModule, computation: Computation, instruction: Instruction
+) -> tuple[str, tuple[SourceFrame, ...]]:
+    """The path that JAX gave an instruction, and the user's frames that it comes from. Where a compiler has left both
+    away, as of all-reduces that it merges or writes in place of reduce-scatters, they are those of the first that takes
+    its results apart, or else of the operation by which it reduces, whose path is the name of what reduces."""
+    ahead = [instruction]
+    for each in ahead:
+        if each.op_name or module.stack(each):
+            return each.op_name, tuple(module.stack(each))
+        ahead += [user for user in computation.users(each.name) if _takes_apart(module, user) and user not in ahead]
+    applied = [module.computations[name] for name in instruction.called if name in module.computations]
+    if instruction.opcode.removesuffix("-start") not in WORDS or not applied:
+        return "", ()
+    path = next((each.op_name for each in applied[0].instructions.values() if each.opcode == "parameter"), "")
+    return path, tuple(module.stack(applied[0].root))
+
+
+def _takes_apart(module: HloModule, user: Instruction) -> bool:
+    if user.opcode == "fusion" and user.called and user.called[0] in module.computations:
+        return module.computations[user.called[0]].root.opcode in _TAKING_APART
+    return user.opcode in _TAKING_APART or user.opcode.endswith("-done")
 
 
 def _broadcast(groups: Groups) -> tuple[tuple[int, int], ...]:

@@ -26,6 +26,7 @@ from shardwright.backends.hlo.checking.values import (
     shape_of,
     told_kind,
 )
+from shardwright.backends.hlo.collectives import origin_of
 from shardwright.backends.hlo.groups import Groups
 from shardwright.backends.hlo.memory_order import is_tiled
 from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction, SourceFrame, parts_of
@@ -147,8 +148,8 @@ class Checker:
             return tuple(self.unknown(part) for part in parts_of(type_text))
         return State(whole(shape_of(type_text)), open=frozenset({self.apart}))
 
-    def fault(self, instruction: Instruction, reason: str) -> None:
-        stack = tuple(self.module.stack(instruction))
+    def fault(self, instruction: Instruction, reason: str, computation: Computation) -> None:
+        _, stack = origin_of(self.module, computation, instruction)
         self.faults.setdefault(instruction.name, Fault(instruction.name, reason, stack))
 
     def called(
@@ -185,11 +186,12 @@ class Checker:
             wanted = shardings_of(braced(told[1])) if told else None
         if wanted is None or len(wanted) != len(states):
             wanted = [None] * len(states)
+        entry = self.module.computations[self.module.entry]
         for number, (state, shape, sharding) in enumerate(zip(states, shapes, wanted, strict=False)):
             reason = self._contradiction(state, shape, sharding)
             if reason:
                 which = f"result {number}" if len(states) > 1 else "the result"
-                self.fault(_maker(self.module, root, number), f"{which} {reason}")
+                self.fault(_maker(entry, root, number), f"{which} {reason}", entry)
 
     def _contradiction(self, state: State, shape: Sequence[int], sharding: str | None) -> str | None:
         if state.open or state.constant:
@@ -254,11 +256,11 @@ def _is_plain(state: State, asked: State, at: int) -> bool:
     return not outer or bool(state.split(at)) or not all(decided_by(table, state.hidden) for table in outer)
 
 
-def _maker(module: HloModule, root: Instruction, number: int) -> Instruction:
+def _maker(entry: Computation, root: Instruction, number: int) -> Instruction:
     """The instruction that makes a result."""
     if root.opcode != "tuple" or number >= len(root.operands):
         return root
-    return module.computations[module.entry].instructions.get(root.operands[number], root)
+    return entry.instructions.get(root.operands[number], root)
 
 
 def _device_digits(module: HloModule) -> frozenset[Table]:

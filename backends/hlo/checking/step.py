@@ -21,7 +21,7 @@ from shardwright.backends.hlo.checking.values import (
     packed,
     shape_of,
 )
-from shardwright.backends.hlo.collectives import WORDS
+from shardwright.backends.hlo.collectives import WORDS, origin_of
 from shardwright.backends.hlo.module import Computation, HloError, Instruction
 from shardwright.backends.hlo.states import State, assembled, whole
 from shardwright.backends.hlo.tables import Table, dependent, differs, prime_tables, ranked
@@ -34,6 +34,8 @@ KINDS = ("add", "maximum", "minimum")
 IN_FLIGHT = ("all-gather-start", "collective-permute-start", "async-start", "async-update", "copy-start",
               "all-reduce-start", "custom-call", "reduce-scatter-start", "all-to-all-start", "slice-start")  # fmt: skip
 """Their types hold more than their results."""
+_REDUCING = ("psum", "psum_invariant", "pmax", "pmin", "reduce_scatter")
+"""Collectives of JAX that reduce, which stand under `shard_map` alone."""
 PASSING = ("tuple", "get-tuple-element", "fusion", "call", "while", "conditional")
 
 
@@ -99,7 +101,8 @@ class CheckedInstruction:
     @property
     def is_local(self) -> bool:
         """Tells whether somebody wrote under `shard_map` what each device does."""
-        return not self.checker.typed and "shard_map" in self.instruction.op_name
+        path, _ = origin_of(self.checker.module, self.computation, self.instruction)
+        return not self.checker.typed and ("shard_map" in path or path in _REDUCING)
 
     def fault(self, reason: str, *, by_block: bool = False) -> State:
         """Notes a fault; what comes after it is not told again. Under `shard_map` that somebody wrote, what a
@@ -107,7 +110,7 @@ class CheckedInstruction:
         where each device takes the pieces in an order of its own."""
         asked = by_block or self.instruction.opcode.removesuffix("-start") in WORDS
         if not (asked and self.is_local) and not (by_block and self.checker.has_rings):
-            self.checker.fault(self.instruction, reason)
+            self.checker.fault(self.instruction, reason, self.computation)
         value = self.checker.unknown(self.instruction.type)
         return value if isinstance(value, State) else State(open=frozenset({self.checker.apart}))
 
