@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardwright.backends.hlo.checking.control import has_rings
+from shardwright.backends.hlo.checking.control import has_rings, moves_by_hand
 from shardwright.backends.hlo.checking.dimensions import joint
 from shardwright.backends.hlo.checking.rules import RULES, InstructionStep
 from shardwright.backends.hlo.checking.values import (
@@ -209,7 +209,8 @@ class Checker:
         surplus = [table for table in told if not decided_by(table, asked.tables)]
         if surplus:
             return f"differs between devices along {self.along(surplus)}, which its sharding says hold the same"
-        other = None if self.has_rings else self._other_blocks(state, asked)
+        as_meant = self.has_rings or (not self.typed and moves_by_hand(self.module))
+        other = None if as_meant else self._other_blocks(state, asked)
         if other is not None:
             return other
         missing = [table for table in asked.tables if not decided_by(table, told)]

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from shardwright import explain
 from shardwright.backends.hlo.collectives import collectives_of
 from shardwright.backends.hlo.faults import Fault, faults_of
 from shardwright.backends.hlo.module import HloModule, SourceFrame, parse
 
+jax = cast(Any, import_module("jax"))
 MESH = {"data": 2, "model": 4}
 MERGED = """HloModule merged, num_partitions=8
 
@@ -57,3 +66,24 @@ def test_what_nobody_wrote_by_hand_is_checked_and_has_its_place() -> None:
     nowhere = parse("\n".join(line.partition(", metadata")[0] for line in MERGED.splitlines()))
     assert faults_of(nowhere, MESH) == [Fault("start", reason, ())]
     assert [(each.op_name, each.stack) for each in collectives_of(nowhere)] == [("", ())]
+
+
+def swapped(block: Any) -> Any:
+    """The other half of what a gather brings."""
+    both = jax.lax.all_gather(block, "a", tiled=True)
+    return jax.lax.dynamic_slice_in_dim(both, (1 - jax.lax.axis_index("a")) * len(block), len(block))
+
+
+def turned(block: Any) -> Any:
+    """Each device's rows the other way round, between two exchanges that undo each other."""
+    across = jax.lax.all_to_all(block, "a", 1, 0, tiled=True)
+    return jax.lax.all_to_all(across[::-1], "a", 0, 1, tiled=True)
+
+
+@pytest.mark.parametrize("moving", [swapped, turned])
+def test_blocks_that_somebody_moves_by_hand_lie_as_is_meant(moving: Callable[[Any], Any]) -> None:
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    function = jax.jit(jax.shard_map(moving, mesh=mesh, in_specs=jax.P("a"), out_specs=jax.P("a")))
+    array = jax.ShapeDtypeStruct((8, 8), np.dtype("f4"), sharding=jax.NamedSharding(mesh, jax.P("a")))
+    (func,) = explain(function, args=[array]).functions
+    assert (func.bytes_received, func.faults) == (128, ())
