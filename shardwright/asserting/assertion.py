@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunningTest:
-    """The test that pytest runs: its id, its name in the lock file, that file, and the entries asserted so far. With
-    `update` they are not compared, for they are to be written."""
+    """The test that pytest runs: its name in the lock file, that file, and the entries asserted so far. With `update`
+    they are not compared, for they are to be written."""
 
-    node: str
     name: str
     lock: Path
     update: bool
@@ -109,7 +108,7 @@ def _wrong_for_lock(test: RunningTest, compiled: _Compiled, name: str | None) ->
     lock = read_lock(test.lock)
     if test.update:
         return None
-    command = f"pytest {UPDATE} {shlex.quote(test.node)}"
+    command = f"pytest {UPDATE} {shlex.quote(_from_here(f'{test.lock.parent}{os.sep}{test.name}'))}"
     if entry not in lock.entries:
         collectives = "\n  ".join(now)
         return f"{_from_here(test.lock)} has no entry {entry}\nnow:\n  {collectives}\nto write it: {command}"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.ir.diagnostics import Source, Span, fault, located
+from shardwright.ir.diagnostics import NOWHERE, Source, Span, fault, located
 from shardwright.ir.whole_files import whole_file
 
 FILE = "collectives.lock"
@@ -41,8 +41,9 @@ class Lock:
 
 
 def read_lock(path: Path) -> Lock:
-    """A lock file; without entries where there is none. Raises `bad-lock` where it is not of the form above."""
-    source = Source(str(path), path.read_text(encoding="utf-8") if path.exists() else "")
+    """A lock file; without entries where there is none. Raises `bad-lock` where it cannot be read or is not of the form
+    above."""
+    source = Source(str(path), _text(path))
     entries: dict[str, range] = {}
     entry = ""
     with located(source):
@@ -60,6 +61,18 @@ def read_lock(path: Path) -> Lock:
                 entry = line
                 entries[entry] = range(number + 1, number + 1)
     return Lock(source, entries)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else "this is no UTF-8 text"
+        with located(Source(str(path), "")):
+            said = f"the file cannot be read: {reason}"
+            raise fault("bad-lock", said, NOWHERE, f"move it away, and run pytest {UPDATE}") from None
 
 
 def write_lock(path: Path, entries: Mapping[str, Sequence[str]]) -> None:

@@ -54,8 +54,8 @@ class _Locks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None]:
-        lock = item.path.with_name(FILE)
-        assertion.running = self.running = assertion.RunningTest(item.nodeid, _name(item), lock, self.update)
+        lock, name = item.path.with_name(FILE), _name(item)
+        assertion.running = self.running = assertion.RunningTest(name, lock, self.update)
         try:
             return (yield)
         finally:

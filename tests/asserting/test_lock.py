@@ -67,3 +67,16 @@ def test_what_is_no_lock_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(DiagnosticError) as caught:
         read_lock(path)
     assert caught.value.render() == said
+
+
+def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "collectives.lock").write_bytes(b"\xff\xfe")
+    (tmp_path / "folder.lock").mkdir()
+    for name, reason in [("collectives.lock", "this is no UTF-8 text"), ("folder.lock", "is a directory")]:
+        with pytest.raises(DiagnosticError) as caught:
+            read_lock(Path(name))
+        assert caught.value.render() == (
+            f"{name}: error: the file cannot be read: {reason} [bad-lock]\n"
+            "note: move it away, and run pytest --update-collectives"
+        )

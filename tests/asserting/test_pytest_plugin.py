@@ -129,6 +129,7 @@ def test_a_session(session: Session, tmp_path: Path) -> None:
         "to write it: pytest --update-collectives 'tests/test_model.py::test_step[16]'",
     ]
     assert "in _check" not in printed
+    assert said(session("--rootdir", str(tmp_path.parent))[1])[:5] == said(printed)[:5]
 
     status, printed = session("--update-collectives")
     assert (status, summary(printed)) == (0, ["tests/collectives.lock: entries written: 6 new"])
