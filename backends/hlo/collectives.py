@@ -70,6 +70,8 @@ class CompiledCollective:
     """The bytes that are needed of what a gather brings, where these are less (`backends.hlo.gathered_parts`)."""
     branches: Branches = ()
     """The branches that it runs in."""
+    made_by: tuple[SourceFrame, ...] = ()
+    """The frames of what makes its operands, where there are none of its own."""
 
     @property
     def bytes(self) -> int:
@@ -200,8 +202,9 @@ def _collective(
     name, stack = origin_of(module, computation, instruction)
     if scattered is not None:
         name, stack = scattered.op_name or name, tuple(module.stack(scattered)) or stack
+    made = () if stack else maker_of(module, computation, instruction)
     return CompiledCollective(
-        instruction.name, op, groups, pairs, operands, results, received, trips, name, stack, sliced
+        instruction.name, op, groups, pairs, operands, results, received, trips, name, stack, sliced, made_by=made
     )
 
 
@@ -221,6 +224,18 @@ def origin_of(
         return "", ()
     path = next((each.op_name for each in applied[0].instructions.values() if each.opcode == "parameter"), "")
     return path, tuple(module.stack(applied[0].root))
+
+
+def maker_of(module: HloModule, computation: Computation, instruction: Instruction) -> tuple[SourceFrame, ...]:
+    """The user's frames of the nearest instruction that the operands of one are made of."""
+    ahead, seen = [instruction], {instruction.name}
+    for each in ahead:
+        if stack := module.stack(each):
+            return tuple(stack)
+        made = [name for name in dict.fromkeys(each.operands) if name in computation.instructions and name not in seen]
+        ahead += [computation.instructions[name] for name in made]
+        seen.update(made)
+    return ()
 
 
 def _takes_apart(module: HloModule, user: Instruction) -> bool:

@@ -26,7 +26,7 @@ from shardwright.backends.hlo.checking.values import (
     shape_of,
     told_kind,
 )
-from shardwright.backends.hlo.collectives import origin_of
+from shardwright.backends.hlo.collectives import maker_of, origin_of
 from shardwright.backends.hlo.groups import Groups
 from shardwright.backends.hlo.memory_order import is_tiled
 from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction, SourceFrame, parts_of
@@ -149,7 +149,7 @@ class Checker:
         return State(whole(shape_of(type_text)), open=frozenset({self.apart}))
 
     def fault(self, instruction: Instruction, reason: str, computation: Computation) -> None:
-        _, stack = origin_of(self.module, computation, instruction)
+        stack = origin_of(self.module, computation, instruction)[1] or maker_of(self.module, computation, instruction)
         self.faults.setdefault(instruction.name, Fault(instruction.name, reason, stack))
 
     def called(

@@ -290,7 +290,8 @@ def _report(
         faults.append(FaultReport(found.instruction, found.reason, at, place and place[0]))
     collectives = _collective_reports(module, compiled, asked, mesh, names, file)
     if not of_module:
-        collectives = tuple(replace(r, source=place_of(c.stack)) for r, c in zip(collectives, compiled, strict=True))
+        places = [place_of(each.stack or each.made_by) for each in compiled]
+        collectives = tuple(replace(each, source=at) for each, at in zip(collectives, places, strict=True))
     kernels = tuple(_kernel_report(kernel, target, names) for kernel in kernels_of(module))
     on_gpu = target is not None and target.platform.name == "cuda"
     untimed = [UntimedKernel(each, _worked_on(each, names)) for each in kernels_of(module, untimed=True) if on_gpu]

@@ -63,9 +63,13 @@ def test_what_nobody_wrote_by_hand_is_checked_and_has_its_place() -> None:
     module = parse(MERGED.replace("PATH", "dot_general"))
     reason = "sums equal addends over model, 4 of each: it waits for no sum"
     assert told(module) == [(reason, (SourceFrame("step.py", 9),))]
-    nowhere = parse("\n".join(line.partition(", metadata")[0] for line in MERGED.splitlines()))
-    assert faults_of(nowhere, MESH) == [Fault("start", reason, ())]
-    assert [(each.op_name, each.stack) for each in collectives_of(nowhere)] == [("", ())]
+    nowhere = "\n".join(line.partition(", metadata")[0] for line in MERGED.splitlines())
+    assert faults_of(parse(nowhere), MESH) == [Fault("start", reason, ())]
+    place = 'metadata={source_file="step.py" source_line=2}'
+    made = parse(nowhere.replace("parameter(0), sharding", f"parameter(0), {place}, sharding"))
+    assert told(made) == [(reason, (SourceFrame("step.py", 2),))]
+    (collective,) = collectives_of(made)
+    assert (collective.op_name, collective.stack, collective.made_by) == ("", (), (SourceFrame("step.py", 2),))
 
 
 def swapped(block: Any) -> Any:
