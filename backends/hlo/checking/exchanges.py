@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -195,11 +197,31 @@ class ExchangeStep(CheckedInstruction):
         tiled = self.checker.is_tiled  # libtpu gathers in whatever dimension suits its tiles, and reshapes
         if extent(dim) > 1 and not own & made.coordinates and not tiled:  # of one index, it may be made for this
             for at, other in enumerate(state.dims):
-                if any(n > 1 and where in made.coordinates for n, where, _ in other):
+                stacked = any(n > 1 and where in made.coordinates for n, where, _ in other)
+                if stacked and not self._is_parted(axis, len(groups[0])):
                     return f"gathers blocks of dimension {at} over {over} in dimension {axis}"
         if made.reason or made.backwards:
             return f"gathers the blocks of dimension {axis} over {over} in another order than theirs"
         return None
+
+    def _is_parted(self, axis: int, pieces: int) -> bool:
+        """Tells whether what reads the result parts a dimension at the pieces that are gathered in it, to put them in
+        place: XLA for GPUs gathers outermost, where memory is in one piece."""
+        ahead = [(self.computation, self.instruction)]
+        for computation, value in ahead:
+            for user in computation.users(value.name):
+                if user.opcode in {"get-tuple-element", "copy"} or user.opcode.endswith("-done"):
+                    ahead.append((computation, user))
+                elif user.opcode == "fusion" and user.called[0] in self.checker.module.computations:
+                    inner = self.checker.module.computations[user.called[0]]
+                    read = [at for at, name in enumerate(user.operands) if name == value.name]
+                    ahead += [(inner, inner.parameter(at)) for at in read]
+                elif user.opcode in {"bitcast", "reshape"}:
+                    before, after = value.arrays[0].extents, user.arrays[0].extents
+                    outer = math.prod(before[:axis]) * pieces
+                    if before[axis] > pieces and outer in accumulate(after, mul) and before[:axis] == after[:axis]:
+                        return True
+        return False
 
     def _mixes(self, state: State, groups: Groups) -> bool:
         """Tells whether members of groups differ both in their addends and in their blocks."""
