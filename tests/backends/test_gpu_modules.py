@@ -38,3 +38,34 @@ def test_blocks_gathered_outermost_that_go_where_they_belong(was: str, now: str,
     module = parse(STACKED.replace(was, now) if was else STACKED)
     results = ["{devices=[2,1,4]<=[8] last_tile_dim_replicate}"]
     assert [fault.reason for fault in faults_of(module, {"data": 2, "model": 4}, results)] == reasons
+
+
+MERGED = """HloModule merged, num_partitions=4
+
+ENTRY %main (x: f32[6,5], a: f32[5,8,4], b: f32[5,8,4], c: f32[6,8,4]) -> f32[6,8,4] {
+  %x = f32[6,5] parameter(0), sharding={replicated}
+  %a = f32[5,8,4] parameter(1), sharding={devices=[1,1,4]<=[4]}
+  %b = f32[5,8,4] parameter(2), sharding={devices=[1,1,4]<=[4]}
+  %c = f32[6,8,4] parameter(3), sharding={devices=SHARDED}
+  %left = f32[5,32] bitcast(%a)
+  %right = f32[5,32] bitcast(%b)
+  %both = f32[5,64] concatenate(%left, %right), dimensions={1}
+  %products = f32[6,64] dot(%x, %both), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %own = f32[6,32] slice(%products), slice={[0:6], [32:64]}
+  %heads = f32[6,8,4] bitcast(%own)
+  ROOT %sum = f32[6,8,4] add(%heads, %c)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("sharding", "reasons"),
+    [
+        ("[1,1,4]<=[4]", []),
+        ("[1,4,1]<=[4]", ["joins different blocks of dimension 1, along x: whole and split along x"]),
+    ],
+)
+def test_a_part_of_products_that_are_made_in_one(sharding: str, reasons: list[str]) -> None:
+    """Of weights that are split along the inner of two dimensions, added to what is split so, or otherwise."""
+    module = parse(MERGED.replace("SHARDED", sharding))
+    assert [fault.reason for fault in faults_of(module, {"x": 4})] == reasons

@@ -333,7 +333,11 @@ class ShapeStep(CheckedInstruction):
         where, dims = new_coordinate(), list(result.dims)
         dims[axis] = ((self.shape[axis], where, 1),)
         starts, doubt = set(result.starts), result.open
-        if len(split) == 1:
+        layers = self._layers(states, axis) if len(split) == 1 else None
+        if layers is not None:
+            dims[axis] = ((len(states), where, 1), *(digit for digit, _ in layers))
+            starts |= {(name, table) for (_, name, _), table in layers if name is not None and table is not None}
+        elif len(split) == 1:
             own = next(t for s in states if not is_loose(s.dims[axis]) for t in [self._rank_in(s, axis)])
             starts |= {(where, tuple(n * self.shape[axis] for n in own))} if own else set()
         else:
@@ -348,6 +352,16 @@ class ShapeStep(CheckedInstruction):
             dims, result, starts=frozenset(starts), open=doubt, partial=like.partial, scale=like.scale,
             shift=like.shift, zero=all(s.zero for s in states),
         )  # fmt: skip
+
+    def _layers(self, states: Sequence[State], axis: int) -> list[Part] | None:
+        """The digits that follow the number of the value, where a dimension is several of all values, of the same sizes
+        and blocks, as of weights whose heads lie one after the other; None where it is not."""
+        listed = [each.parts()[axis] for each in states]
+        found = {tuple((part[0][0], ranked(different(part) or ())) for part in parts) for parts in listed}
+        sizes = found.pop()
+        if found or len(sizes) < 2:
+            return None
+        return [((n, new_coordinate(), 1), tuple(n * at for at in table) or None) for n, table in sizes]
 
     def _outside(self, state: State, axis: int) -> frozenset[tuple[int, Table]]:
         """The starts of coordinates that have no digit in a dimension of the value before."""
