@@ -69,3 +69,28 @@ def test_a_part_of_products_that_are_made_in_one(sharding: str, reasons: list[st
     """Of weights that are split along the inner of two dimensions, added to what is split so, or otherwise."""
     module = parse(MERGED.replace("SHARDED", sharding))
     assert [fault.reason for fault in faults_of(module, {"x": 4})] == reasons
+
+
+SIDE_BY_SIDE = """HloModule both, num_partitions=4
+
+ENTRY %main (a: f32[4], b: f32[1], c: f32[8,4], d: f32[16,2]) -> (f32[1], f32[16,2]) {
+  %a = f32[4] parameter(0), sharding={devices=[4]<=[4]}
+  %b = f32[1] parameter(1), sharding={replicated}
+  %c = f32[8,4] parameter(2), sharding={devices=[1,4]<=[4]}
+  %d = f32[16,2] parameter(3), sharding={devices=[1,4]<=[4]}
+  %few = f32[5] concatenate(%a, %b), dimensions={0}
+  %one = f32[1] slice(%few), slice={[4:5]}
+  %left = f32[32] bitcast(%c)
+  %right = f32[32] bitcast(%d)
+  %many = f32[64] concatenate(%left, %right), dimensions={0}
+  %own = f32[32] slice(%many), slice={[32:64]}
+  %back = f32[16,2] bitcast(%own)
+  ROOT %both = (f32[1], f32[16,2]) tuple(%one, %back)
+}
+"""
+
+
+def test_parts_of_one_message_of_several_values() -> None:
+    """One of them is whole, and blocks of others are of an inner dimension."""
+    results = ["{replicated}", "{devices=[1,4]<=[4]}"]
+    assert faults_of(parse(SIDE_BY_SIDE), {"x": 4}, results) == []

@@ -329,7 +329,8 @@ class ShapeStep(CheckedInstruction):
         result = self.joined(bare)
         if result is None:
             return self.opaque_after_fault()
-        split = {tuple(s.split(axis)) for s in states if not is_loose(s.dims[axis])}
+        firm = [s for s in states if not is_loose(s.dims[axis]) or not (s.dims[axis] or s.constant)]
+        split = {tuple(s.split(axis)) for s in firm}
         where, dims = new_coordinate(), list(result.dims)
         dims[axis] = ((self.shape[axis], where, 1),)
         starts, doubt = set(result.starts), result.open
@@ -337,8 +338,8 @@ class ShapeStep(CheckedInstruction):
         if layers is not None:
             dims[axis] = ((len(states), where, 1), *(digit for digit, _ in layers))
             starts |= {(name, table) for (_, name, _), table in layers if name is not None and table is not None}
-        elif len(split) == 1:
-            own = next(t for s in states if not is_loose(s.dims[axis]) for t in [self._rank_in(s, axis)])
+        elif len(split) == 1 and all(self._is_split_outside(s, axis) for s in firm):
+            own = self._rank_in(firm[0], axis)
             starts |= {(where, tuple(n * self.shape[axis] for n in own))} if own else set()
         else:
             doubt |= {t for each in split for t in each}
@@ -368,6 +369,11 @@ class ShapeStep(CheckedInstruction):
         shown = state.shown
         own = {where for s in self.states for _, where, _ in s.dims[axis]}
         return frozenset((where, table) for where, table in state.starts if where in shown or where not in own)
+
+    def _is_split_outside(self, state: State, axis: int) -> bool:
+        """Tells whether a dimension's blocks are of its outermost digit alone, each with its elements together."""
+        inner = [part for part in state.parts()[axis] if part[0][0] > 1][1:]
+        return not any(map(different, inner))
 
     def _rank_in(self, state: State, axis: int) -> Table | None:
         """The numbers of a dimension's blocks."""
