@@ -33,6 +33,7 @@ ENTRY %main (x: bf16[64,512], w: bf16[512,256], e: bf16[128,1024], q: bf16[8,8,5
 }}
 """
 ALL = "replica_groups={{0,1,2,3,4,5,6,7}}"
+RING = ",".join(f"{{{device},{(device + 1) % 8}}}" for device in range(8))
 T2 = "T(8,128)(2,1)"
 
 
@@ -153,6 +154,12 @@ SUMMED = f"%s = bf16[64,256]{{1,0:{T2}}} all-reduce(%p), {ALL}, to_apply=%add"
           f"%m = bf16[64,512]{{1,0:{T2}}} maximum(%l, %r)",
           f"%s = bf16[64,512]{{1,0:{T2}}} all-reduce(%m), {ALL}, to_apply=%add",
           f"ROOT %t = bf16[64,512]{{1,0:{T2}}} tanh(%s)"], []),
+        # So are a device's own part and its neighbour's.
+        (["%inf = bf16[] constant(-inf)",
+          f"%n = bf16[64,512]{{1,0:{T2}}} collective-permute(%x), source_target_pairs={{{RING}}}",
+          f"%l = bf16[128,512]{{1,0:{T2}}} pad(%x, %inf), padding=0_64x0_0",
+          f"%r = bf16[128,512]{{1,0:{T2}}} pad(%n, %inf), padding=64_0x0_0",
+          f"ROOT %m = bf16[128,512]{{1,0:{T2}}} maximum(%l, %r)"], []),
         # A dimension of extent 1 that is left out is written as a sum over it.
         (["%z = bf16[]{:T(256)} constant(0)", f"%o = bf16[128,1,1024]{{2,0,1:{T2}}} reshape(%e)",
           f"%d = bf16[128,1024]{{1,0:{T2}}} reduce(%o, %z), dimensions={{1}}, to_apply=%add",

@@ -60,6 +60,8 @@ class ElementwiseStep(CheckedInstruction):
         known = self.computed_number()
         if known is not None:
             return known
+        if self._is_side_by_side and len({frozenset(table for _, table in state.starts) for state in self.states}) > 1:
+            return self.opaque()  # unlike blocks, as a device's own and its neighbour's
         result = self.joined(self.states)
         return self.opaque_after_fault() if result is None else rule(self.states, result)
 
@@ -68,8 +70,8 @@ class ElementwiseStep(CheckedInstruction):
         if waiting and self.instruction.opcode == "compare" and all(s.constant or (s.sums and s.scale) for s in states):
             # Whether a softmax over a device's own part has any weight, which it asks before it divides by it.
             return result.but(open=result.open.union(*(state.sums for state in waiting)))
-        if waiting and self.instruction.opcode == "maximum" and all(map(self._is_padded, self.instruction.operands)):
-            return result.but(partial=states[0].partial)  # parts put side by side
+        if waiting and self._is_side_by_side:
+            return result.but(partial=states[0].partial)
         if waiting and not result.open and not any(state.elastic for state in waiting):
             return self.fault(self.used_as_whole(waiting[0]))
         scaled = [state for state in states if state.scale or state.shift]
@@ -92,6 +94,11 @@ class ElementwiseStep(CheckedInstruction):
         """A sum that is still to be made and what turns out to be addends, of which each device has one index."""
         starts = [(w, t) for w, t in result.starts if w in result.shown or not decided_by(t, waiting.sums)]
         return result.but(partial=waiting.partial, scale=waiting.scale, starts=frozenset(starts))
+
+    @property
+    def _is_side_by_side(self) -> bool:
+        """Tells whether it is the greater of padded values, as which libtpu writes parts put side by side."""
+        return self.instruction.opcode == "maximum" and all(map(self._is_padded, self.instruction.operands))
 
     def _is_padded(self, name: str) -> bool:
         """Tells whether a value is one that is padded, in whatever format."""
