@@ -78,10 +78,16 @@ class _Chain:
     gathers: list[Instruction] = field(default_factory=list[Instruction])
     groups: list[Mapping[int, tuple[int, ...]]] = field(default_factory=list[Mapping[int, tuple[int, ...]]])
     seen: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    ahead: list[tuple[_Scope, Instruction, Digits]] = field(default_factory=list[tuple[_Scope, Instruction, Digits]])
 
     def reads(self, scope: _Scope, gather: Instruction, digits: Digits) -> Iterator[_Read | None]:
         """The parts that are read of what a gather makes of a value with these digits; None where it is needed
         whole."""
+        yield from self._gathered(scope, gather, digits)
+        while self.ahead:
+            yield from self._users(*self.ahead.pop())
+
+    def _gathered(self, scope: _Scope, gather: Instruction, digits: Digits) -> Iterator[None]:
         dim = _listed(_DIMENSIONS, gather)
         groups: Groups = groups_of(gather, self.module.devices)
         if len(dim) != 1 or len(gather.operands) != 1 or len({*map(len, groups)}) != 1:
@@ -92,10 +98,12 @@ class _Chain:
         self.groups.append({device: group for group in groups for device in group})
         digits = (*digits[: dim[0]], (counting, *digits[dim[0]]), *digits[dim[0] + 1 :])
         if gather.opcode.endswith("-start"):
-            for done in scope.computation.users(gather.name):
-                yield from self._users(scope, done, digits) if done.opcode.endswith("-done") else (None,)
+            users = scope.computation.users(gather.name)
+            done = [user for user in users if user.opcode.endswith("-done")]
+            self.ahead += [(scope, user, digits) for user in done]
+            yield from [None] * (len(users) - len(done))
         else:
-            yield from self._users(scope, gather, digits)
+            self.ahead.append((scope, gather, digits))
 
     def _users(self, scope: _Scope, value: Instruction, digits: Digits) -> Iterator[_Read | None]:
         at = scope.computation.name, value.name
@@ -106,7 +114,7 @@ class _Chain:
             if scope.caller is None:
                 yield None
             else:
-                yield from self._users(*scope.caller, digits)
+                self.ahead.append((*scope.caller, digits))
         for user in scope.computation.users(value.name):
             yield from self._user(scope, value, user, digits)
 
@@ -114,17 +122,20 @@ class _Chain:
         opcode = user.opcode
         extents = user.arrays[0].extents if user.arrays else ()
         if opcode in _GATHERS and scope.caller is None:
-            yield from self.reads(scope, user, digits)
+            yield from self._gathered(scope, user, digits)
         elif opcode in _ELEMENTWISE and extents == value.arrays[0].extents:
-            yield from self._users(scope, user, digits)
+            self.ahead.append((scope, user, digits))
         elif opcode in {"bitcast", "reshape", "transpose"}:
             moved = _rearranged(digits, value, user)
-            yield from (None,) if moved is None else self._users(scope, user, moved)
+            if moved is None:
+                yield None
+            else:
+                self.ahead.append((scope, user, moved))
         elif opcode == "fusion" and user.called[0] in self.module.computations:
             inner = self.module.computations[user.called[0]]
             within = _Scope(inner, _called(self.module, inner, scope, user), (scope, user))
-            for number in (at for at, operand in enumerate(user.operands) if operand == value.name):
-                yield from self._users(within, inner.parameter(number), digits)
+            read = [at for at, operand in enumerate(user.operands) if operand == value.name]
+            self.ahead += [(within, inner.parameter(at), digits) for at in read]
         elif opcode == "dynamic-slice" and user.operands[0] == value.name:
             indices = user.operands[1:]
             yield _Read(digits, lambda device: _integers(scope.evaluated(device), indices), _listed(_SIZES, user))

@@ -37,21 +37,21 @@ def is_sliced(
 
 def _read(computations: Mapping[str, Computation], computation: Computation, name: str) -> Iterator[int | object]:
     """Bytes of each slice that is taken of a value, `_ROOT` where it is returned, None where it is used otherwise."""
-    users = computation.users(name)
-    if not users:
-        yield _ROOT
-    for user in users:
-        if user.opcode == "dynamic-slice" and user.operands[0] == name:
-            yield sum(array.nbytes for array in user.arrays)
-        elif user.opcode in _TRANSPARENT:
-            yield from _read(computations, computation, user.name)
-        elif user.opcode in {"fusion", "call"} and user.called[0] in computations:
-            inner = computations[user.called[0]]
-            numbers = [at for at, operand in enumerate(user.operands) if operand == name]
-            for part in [p for at in numbers for p in _read(computations, inner, inner.parameter(at).name)]:
-                if part is _ROOT:
-                    yield from _read(computations, computation, user.name)
-                else:
-                    yield part
-        else:
-            yield None
+    ahead = [name]
+    for value in ahead:
+        users = computation.users(value)
+        if not users:
+            yield _ROOT
+        for user in users:
+            if user.opcode == "dynamic-slice" and user.operands[0] == value:
+                yield sum(array.nbytes for array in user.arrays)
+            elif user.opcode in _TRANSPARENT:
+                ahead.append(user.name)
+            elif user.opcode in {"fusion", "call"} and user.called[0] in computations:
+                inner = computations[user.called[0]]
+                numbers = [at for at, operand in enumerate(user.operands) if operand == value]
+                parts = [p for at in numbers for p in _read(computations, inner, inner.parameter(at).name)]
+                ahead += [user.name] if _ROOT in parts else []
+                yield from (part for part in parts if part is not _ROOT)
+            else:
+                yield None

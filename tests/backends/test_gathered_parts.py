@@ -137,6 +137,14 @@ def test_a_place_that_is_found_in_many_steps() -> None:
     assert needed(text.replace("s32[] reshape(%row)", "s32[] add(%first, %second)")) == [None]  # of itself
 
 
+def test_a_part_a_long_way_behind() -> None:
+    way = ["%s0 = f32[8,8] sine(%whole)", *(f"%s{i + 1} = f32[8,8] sine(%s{i})" for i in range(1000))]
+    lines = "\n".join(f"  {line}" for line in [*way, "%sine = f32[8,8] copy(%s1000)"])
+    text = GATHERED.replace("TABLE", "4, 4, 0, 0").replace("  %sine = f32[8,8]{1,0} sine(%whole)", lines)
+    assert "%s1000" in text
+    assert needed(text) == [4 * 4 * 4]
+
+
 def test_a_way_that_branches() -> None:
     """One part is read after one gather, and another after two: what is needed is the more."""
     text = """HloModule two, num_partitions=4

@@ -411,6 +411,13 @@ def test_an_all_reduce_that_is_sliced_could_be_a_reduce_scatter(uses: str, slice
     assert counted.bytes_with_reduce_scatters == (224 if sliced else 448)
 
 
+def test_a_slice_a_long_way_behind() -> None:
+    way = "\n".join(["  %c0 = f16[8,16] copy(%r)", *(f"  %c{i + 1} = f16[8,16] copy(%c{i})" for i in range(1000))])
+    part = "  ROOT %s = f16[8,2]{1,0} dynamic-slice(%c1000, %i, %i), dynamic_slice_sizes={8,2}"
+    counted = count(module(f"  %i = s32[] constant(0)\n{REDUCED}{way}\n{part}"))
+    assert (counted.bytes, counted.bytes_with_reduce_scatters) == (448, 224)
+
+
 def test_all_reduces_in_one_are_sliced_if_each_is() -> None:
     body = """  %i = s32[] constant(0)
   %r = (f16[8,16]{1,0}, f16[8,64]{1,0}) all-reduce(%p, %p), replica_groups=[1,8]<=[8], to_apply=%add
