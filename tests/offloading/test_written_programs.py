@@ -330,8 +330,13 @@ def _order_of_state(text: str, other: Program) -> bool:
         ("wait(k_this)", "wait(v_this)", "k_this is in flight and never lands"),
         ("wait(wq_now)", "wait(wq)", "wq: f32 EKGD on host is not in flight, and wait lands what is"),
         ("  free h_moved\n", "  free h_moved, h_moved\n", "h_moved is freed twice"),
+        ("w_up: f32 NEF on host", "w_up: f32 NEF on disk", "take leaves its result on disk, and w_up_0 is f32 EF on"),
+        (
+            "decode_h: f32 MBL3E on host", "decode_h: f32 MBL3E on disk",
+            "decode_h is set to x_stored_set: f32 BL3E on host, where f32 BL3E on disk is needed",
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_the_runtime_needs_is_held_to(old: str, new: str, message: str, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
     text = written(folder, HOST)

@@ -116,8 +116,12 @@ class Programs:
         return self.request.program is not None and has_movements(self.written)
 
     def _check(self, program: Program) -> None:
-        """Raises where the program is none of this checkpoint, or for other chips."""
-        verify(program, Level.SURFACE)
+        """Raises where the program is none of this checkpoint, for other chips, or where movements are written down and
+        one is missing: what runs as it is written has none inserted."""
+        if self.fixed:
+            verify(complete(program), Level.EXPLICIT)
+        else:
+            verify(program, Level.SURFACE)
         check_no_pages(program)
         if program.mesh.n_chips != self.place.mesh.n_chips:
             raise fault(
