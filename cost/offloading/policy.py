@@ -80,6 +80,12 @@ class Policy:
         return made
 
     @property
+    def attention(self) -> AttentionPlace:
+        """The place where a run computes decode's attention: the host over a cache that lies there whole, as it is."""
+        there = self.host_attention and self.cache.host == 1.0 and not self.quantized_cache
+        return "host" if there else "device"
+
+    @property
     def numbers(self) -> str:
         """`48,3,20,80,0,100,0,100`, which `parse_policy` reads."""
         return _numbers(self.as_json())

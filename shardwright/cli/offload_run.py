@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -155,8 +156,7 @@ def execute_run(args: argparse.Namespace) -> int:
             place = ProcessPlace.of(0, asked.processes, asked.request.mesh)
             Programs(Path(args.model), asked.request, asked.settings, place)
         # what is wrong with either is said once, by this process
-    planned = [] if args.policy else ["--policy", asked.request.policy.numbers]
-    return run_together([*args.argv, *planned], asked.processes)
+    return run_together(args.argv, asked.processes, _plan(asked.request))
 
 
 def _run_with_room(args: argparse.Namespace, asked: RunRequest) -> int:
@@ -174,7 +174,7 @@ def _asked(args: argparse.Namespace, world: World | None = None) -> RunRequest:
     from shardwright.serving.generation.inputs import generation_inputs
     from shardwright.serving.generation.prompts import read_text
     from shardwright.serving.offloading.buckets import check_lengths
-    from shardwright.serving.offloading.launching import check_count, threads_of
+    from shardwright.serving.offloading.launching import PLAN, check_count, threads_of
     from shardwright.serving.offloading.program_parts import PipelineStage
 
     with located(Source("offload", "")):
@@ -197,9 +197,16 @@ def _asked(args: argparse.Namespace, world: World | None = None) -> RunRequest:
             options = options.on_this_machine(tell, threads_of(count) if count > 1 else None)
         elif args.policy is None:  # the plan of one process for all: on other machines there would be others
             if world.writes:
-                world.share("policy", options.on_this_machine(tell).request(prompts, stages).policy.numbers)
-            options = replace(options, policy=world.shared("policy", 0))
+                made = os.environ.get(PLAN) or _plan(options.on_this_machine(tell).request(prompts, stages))
+                world.share("policy", made)
+            numbers, attention = world.shared("policy", 0).split()
+            options = replace(options, policy=numbers, attention=attention)
         return RunRequest(prompts, inputs.tokenizer, settings, options, options.request(prompts, stages), stages)
+
+
+def _plan(request: OffloadRequest) -> str:
+    """The policy of a request as one process hands it to others, with the place of attention."""
+    return f"{request.policy.numbers} {request.policy.attention}"
 
 
 def _mesh(args: argparse.Namespace) -> Mesh:

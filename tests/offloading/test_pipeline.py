@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from offloading.pipeline_worker import run
 from offloading.several import finished, start
 
 from shardwright.backends.timeline import Timeline, read_timeline
+from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.serving.offloading.program_parts import PipelineStage
 
@@ -223,10 +225,10 @@ def test_one_process_plans_for_all(
     """Without --policy: the command that starts the processes, or the first of them. This machine is measured once."""
     from shardwright.serving.offloading import launching
 
-    started: list[str] = []
+    started: list[tuple[Sequence[str], int, str]] = []
 
-    def together(argv: Sequence[str], count: int) -> int:
-        started.extend([*argv, str(count)])
+    def together(argv: Sequence[str], count: int, plan: str) -> int:
+        started.append((argv, count, plan))
         return 0
 
     monkeypatch.setattr(launching, "run_together", together)
@@ -236,8 +238,37 @@ def test_one_process_plans_for_all(
     made = shardwright(*map(str, words), "--gpus", "2")
     assert made.status == 0, made.err
     assert made.err.startswith("no --machine: measuring this machine once ... ")
-    assert (started[:-3], started[-3], started[-1]) == ([*map(str, words), "--gpus", "2"], "--policy", "2")
+    ((argv, count, plan),) = started
+    assert (argv, count) == ([*map(str, words), "--gpus", "2"], 2)
+    assert plan == f"{parse_policy(plan.split()[0]).numbers} device"
     (first, _, said), (second, _, why) = finished(start(2, "-m", "shardwright", *words))
     assert (first, second) == (0, 0), said + why
     assert "measuring" not in said + why
+    assert [json.loads(line)["new_tokens"] for line in out.read_text().splitlines()] == tokens(folder)
+
+
+def test_a_plan_is_handed_on_whole(
+    checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the place of attention, and beside options that only a plan takes."""
+    from shardwright.prediction import offloading
+    from shardwright.serving.offloading import launching
+
+    plans: list[object] = []
+    start_all, found = launching.run_together, SimpleNamespace(policy=parse_policy("4,2,0,100,0,100,100,0"))
+
+    def together(*words: Any) -> int:
+        plans.append(words[-1])
+        return start_all(*words)
+
+    def planned(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(plan=found)
+
+    monkeypatch.setattr(offloading, "best_plan", planned)
+    monkeypatch.setattr(launching, "run_together", together)
+    folder, prompts, out = checkpoint("opt"), tmp_path / "in", tmp_path / "out"
+    prompts.write_text("".join(json.dumps({"tokens": each.tolist()}) + "\n" for each in truth(folder).prompts))
+    words = ["offload", folder, "--prompts", prompts, "-o", out, "--max-new-tokens", STEPS, "--ignore-eos"]
+    assert shardwright(*map(str, words), "--machine", "t4", "--latency", "1000", "--gpus", "2").status == 0
+    assert plans == ["4,2,0,100,0,100,100,0 host"]
     assert [json.loads(line)["new_tokens"] for line in out.read_text().splitlines()] == tokens(folder)

@@ -18,9 +18,13 @@ _GRACE = 15
 """Seconds that the others have to end when one has failed; they need less (`backends.torch.world.GRACE`)."""
 
 
-def run_together(argv: Sequence[str], count: int) -> int:
-    """Runs `shardwright ARGV` in so many processes, which find each other as those of torchrun do. The exit status: 0
-    where all have done their work.
+PLAN = "SHARDWRIGHT_PLAN"
+"""The variable of the environment in which processes find what the one that starts them has planned."""
+
+
+def run_together(argv: Sequence[str], count: int, plan: str = "") -> int:
+    """Runs `shardwright ARGV` in so many processes, which find each other as those of torchrun do, and a `plan`. The
+    exit status: 0 where all have done their work.
 
     When one fails the others end, and so they do when this process is killed. Raises a `DiagnosticError` where one was
     killed and none is left to say so.
@@ -33,6 +37,7 @@ def run_together(argv: Sequence[str], count: int) -> int:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "SHARDWRIGHT_PARENT_PIPE": "1",
+        PLAN: plan,
         "OMP_NUM_THREADS": str(threads_of(count)),
     }
     processes: list[subprocess.Popen[bytes]] = []

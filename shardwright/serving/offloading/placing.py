@@ -33,8 +33,7 @@ def placed(program: Program, policy: Policy, mapping: WeightMap) -> Program:
 def with_attention(program: Program, policy: Policy) -> Program:
     """The program with decode's attention on the host, where the policy has it there and a cache that lies there whole
     as it is computed with."""
-    there = policy.host_attention and policy.cache.host == 1.0 and not policy.quantized_cache
-    return with_attention_on_host(program) if there else program
+    return with_attention_on_host(program) if policy.attention == "host" else program
 
 
 def stored_order(entry: WeightEntry) -> tuple[tuple[str, ...], int]:
