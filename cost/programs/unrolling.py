@@ -335,13 +335,6 @@ class Unrolling:
     def address(self, segment: Segment) -> None:
         """Names for parts of what lies elsewhere; what is under way still is. New rows are read here, but those that
         were stored on the host when they are written."""
-        rows = [segment.reads[str(s.operands[1])] for s in segment.lets if isinstance(s.operation, Update)]
-        sources = [(read, source) for read in rows if (source := self.away(read)) is not None]
-        read_here = [
-            read for read, (name, _) in sources if name in self.placements or home_of(read.kind).tier is not Tier.HOST
-        ]
-        if written := self.written(read_here):
-            self.event(Action.WAIT, segment, after=written)
         for statement in segment.lets:
             landing = {n for name in operand_names(statement.operands) for n in self._landing.get(name, ())}
             if landing:
@@ -349,6 +342,13 @@ class Unrolling:
             source = self.source_of(segment.reads[str(statement.operands[0])])
             assert source is not None
             self._sources[statement.results[0].name] = source
+        rows = [segment.reads[str(s.operands[1])] for s in segment.lets if isinstance(s.operation, Update)]
+        sources = [(read, source) for read in rows if (source := self.away(read)) is not None]
+        read_here = [
+            read for read, (name, _) in sources if name in self.placements or home_of(read.kind).tier is not Tier.HOST
+        ]
+        if written := self.written(read_here):
+            self.event(Action.WAIT, segment, after=written)
         self.named(segment)
 
     def named(self, segment: Segment) -> None:

@@ -142,6 +142,21 @@ ROWS = {
   set d = with_it
   return x
 }""",
+    "that are a part of state which is being set": """f32 BE {
+  set s = store[host](x)
+  row = take[B, 1](s)
+  with_it = update[B](s, row, 2)
+  return fetch(with_it)
+}""",
+    "that are a part of what a loop sets": """f32 NTE {
+  loop[N] {
+    set k = store[host](take[B, 1](x) + fetch(k))
+    row = take[T, 1](k)
+    with_it = update[T](k, row, 2)
+    set k = with_it
+  }
+  return fetch(k)
+}""",
     "that are on their way to disk": """f32 BE {
   new = store[disk](take[B, 2](x))
   with_it = update[B](d, new, 1)
