@@ -280,6 +280,7 @@ class CompiledBlock:
             for name, shape in seen.items()
         ]
         trips, index, device = self._sizes[loop.dim], loop.index, self._device
+        of_state = [name in self._states for name in loop.following]
 
         def step(values: Values) -> None:
             import torch
@@ -295,7 +296,8 @@ class CompiledBlock:
                     tensors[index] = torch.full((), trip, device=device)
                 seen = Values(tensors, values.common)
                 body.run(seen)
-                carried = body.outputs(seen)
+                following = zip(body.outputs(seen), of_state, strict=True)
+                carried = [tensor.clone() if copied else tensor for tensor, copied in following]
             _drop(values, dead)
             for result, tensor in zip(loop.results, carried, strict=True):
                 values.tensors[result.name] = tensor

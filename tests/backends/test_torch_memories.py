@@ -85,6 +85,23 @@ OLD = {
   }
   return last + here
 }""",
+    "what a loop hands on of state": """f32 BE {
+  last = loop[M](c: f32 BE = x) {
+    next here
+  }
+  set here = x
+  return last
+}""",
+    "what a loop hands on of state that it sets": """f32 BE {
+  last = loop[M](c: f32 BE = x) {
+    set here = c * 0.5 + here
+    y = c - here
+    set here = y
+    next here
+  }
+  set here = last + last
+  return last
+}""",
     "what is fetched while new rows are written": """f32 TE {
   y = loop[N](c: f32 TE = update[T](take[N, 0](fetch(k)), take[B, 0](x), 1)) {
     k_here = fetch(k)
