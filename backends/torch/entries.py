@@ -4,7 +4,7 @@ the device."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.buffers import Buffer
@@ -33,6 +33,12 @@ class WrittenRows:
         along = [name for name in self.names if name not in rest]
         made = self.new.permute([self.names.index(name) for name in (*along, *rest)])
         return made if along else made[None]
+
+    def renamed(self, names: Sequence[str], pairs: Mapping[str, str]) -> WrittenRows:
+        """The same rows where the dimensions of the value, which are `names`, get other names."""
+        dim = pairs.get(self.dim, self.dim)
+        own = tuple(pairs.get(name, name) if name in names and name != self.dim else dim for name in self.names)
+        return replace(self, names=own, dim=dim, by=pairs.get(self.by, self.by))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +87,16 @@ class Transfer:
         return self.raw.numel() * self.raw.element_size()
 
 
-def within(part: Part, at: Mapping[int, int]) -> Part:
-    """A part of a part: indices of the dimensions that are left in it."""
+def within(part: Part, at: Mapping[int, int | slice]) -> Part:
+    """A part of a part: indices or ranges of the dimensions that are left in it."""
     made, axis = list(part), 0
     for place, each in enumerate(part):
-        if not isinstance(each, int):
-            if axis in at:
-                made[place] = at[axis]
+        if isinstance(each, slice):
+            own, first = at.get(axis, slice(None)), each.start or 0
+            if isinstance(own, int):
+                made[place] = first + own
+            elif own != slice(None):
+                made[place] = slice(first + own.start, first + own.stop)
             axis += 1
     return tuple(made)
 

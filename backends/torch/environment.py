@@ -17,13 +17,14 @@ from shardwright.backends.torch.entries import TensorEntry, WrittenRows, put, wi
 from shardwright.backends.torch.homes import Home, Job, Part
 from shardwright.backends.torch.kernels.prepared import Common
 from shardwright.backends.torch.row_updates import Positions, begins_of
+from shardwright.backends.torch.shards import held_of
 from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
 from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of
 from shardwright.cost.programs.unrolling import Unrolling
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number
-from shardwright.ir.ops import Ahead, Start, Take, Update
+from shardwright.ir.ops import Ahead, Rename, Start, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program
 from shardwright.ir.types import ON_DEVICE, Tier
 from shardwright.ir.walk import Position, names_used
@@ -265,13 +266,13 @@ class Environment(Unrolling):
             entry = self._seen(segment.reads[str(statement.operands[0])])
             assert entry is not None
             match operation:
-                case Take(stop=None):
+                case Take():
                     _expect_no_rows(entry, str(statement.operands[0]))
-                    axis = entry.names.index(operation.dim)
+                    axis, at = entry.names.index(operation.dim), _taken(operation, statement, segment)
                     if entry.tensor is not None:
-                        entry = replace(entry, tensor=entry.tensor.select(axis, operation.start), home=None)
+                        entry = replace(entry, tensor=entry.tensor[(*[_ALL] * axis, at)], home=None, rows=None)
                     else:
-                        entry = replace(entry, part=within(entry.part, {axis: operation.start}))
+                        entry = replace(entry, part=within(entry.part, {axis: at}))
                 case Update():
                     read = segment.reads[str(statement.operands[1])]
                     new = self._seen(read)
@@ -290,6 +291,8 @@ class Environment(Unrolling):
                     self._drop(result.name)
                     self._values[result.name] = replace(entry, names=result.shape.names, buffer=buffer)
                     continue
+                case Rename() if entry.rows is not None:
+                    entry = replace(entry, rows=entry.rows.renamed(entry.names, dict(operation.pairs)))
                 case _:
                     pass
             self._bind(result.name, replace(entry, names=result.shape.names), shared=True)
@@ -351,3 +354,20 @@ def _expect_no_rows(entry: TensorEntry, name: str) -> None:
             entry.rows.span,
             f"fetch it before: fetch({name})",
         )
+
+
+def _taken(operation: Take, statement: Let, segment: Segment) -> int | slice:
+    """The index that is taken, or the range on this chip. Raises where it is one of each of several blocks."""
+    if operation.stop is None:
+        return operation.start
+    name = str(statement.operands[0])
+    held = held_of(segment.reads[name].kind)
+    n, here = (1, 1) if held is None else held.blocks(operation.dim, operation.by)
+    if here > 1:
+        raise fault(
+            "unsupported",
+            f"PyTorch programs take no range of each of {here} blocks of {name}, which lies away from the device",
+            statement.span,
+            f"fetch it before: fetch({name})",
+        )
+    return slice(operation.start // n, operation.stop // n)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Part = tuple[int | slice, ...]
-"""Which slice of a value: of each dimension an index or all of it."""
+"""Which slice of a value: of each dimension an index, a range or all of it."""
 
 Job = Callable[[], None]
 
@@ -79,7 +79,7 @@ class Home:
         self.kept: dict[tuple[tuple[int, ...], Tier], Tensor] = {}
         self.regions: dict[tuple[int, ...], int] = {}
         self.whole: dict[Tier, Tensor] = {}
-        self.views: dict[tuple[int, ...], Tensor] = {}
+        self.views: dict[tuple[object, ...], Tensor] = {}
 
     # ------------------------------------------------------------ memory
 
@@ -167,7 +167,7 @@ class Home:
         ranges: list[Sequence[int]] = []
         for name, size in zip(self.layout.lead, self.lead, strict=True):
             at = part[self.names.index(name)]
-            ranges.append((at,) if isinstance(at, int) else range(size))
+            ranges.append((at,) if isinstance(at, int) else range(size)[at])
         return list(itertools.product(*ranges))
 
     def view(self, part: Part) -> Tensor | None:
@@ -181,7 +181,7 @@ class Home:
         return self._view(part, *tiers) if there and self.coding.quantized is None else None
 
     def _view(self, part: Part, tier: Tier) -> Tensor | None:
-        key = tuple([each if isinstance(each, int) else -1 for each in part])
+        key = tuple([each if isinstance(each, int) else (each.start, each.stop) for each in part])
         found = self.views.get(key)
         if found is not None:
             return found
@@ -205,7 +205,8 @@ class Home:
 
     def extents(self, part: Part) -> tuple[int, ...]:
         """The extents of a part as it is computed with."""
-        return tuple(self.sizes[name] for name, at in zip(self.names, part, strict=True) if not isinstance(at, int))
+        named = zip(self.names, part, strict=True)
+        return tuple(len(range(self.sizes[name])[at]) for name, at in named if not isinstance(at, int))
 
     def raw_extents(self, part: Part) -> tuple[int, ...]:
         """The extents of a buffer for a part, as it is kept."""
@@ -213,13 +214,15 @@ class Home:
 
     def computed(self, raw: Tensor, part: Part) -> Tensor:
         """A part as it is computed with, in the value's order of dimensions, from how it is kept."""
-        lead = [n for n in self.layout.lead if not isinstance(part[self.names.index(n)], int)]
-        order = [*lead, *self.layout.dims]
-        whole = self.coding.decode(raw).reshape([self.sizes[name] for name in order])
+        wanted = dict(zip(self.names, part, strict=True))
+        ranges = [(name, at) for name in self.layout.lead if isinstance(at := wanted[name], slice)]
+        order = [*(name for name, _ in ranges), *self.layout.dims]
+        lead = [len(range(self.sizes[name])[at]) for name, at in ranges]
+        whole = self.coding.decode(raw).reshape([*lead, *(self.sizes[name] for name in self.layout.dims)])
         rest = [name for name in self.names if name in order]
         whole = whole.permute([order.index(name) for name in rest])
-        index = tuple(part[self.names.index(name)] for name in rest)
-        return whole[index] if any(isinstance(each, int) for each in index) else whole
+        index = tuple(wanted[name] if name in self.layout.dims else _ALL for name in rest)
+        return whole if all(each == _ALL for each in index) else whole[index]
 
     def there(self, index: tuple[int, ...], tier: Tier) -> TierRows:
         """The rows on a tier that something has been written to."""

@@ -15,6 +15,7 @@ from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.torch.buffers import Buffers
 from shardwright.backends.torch.homes import Home, value_homes
 from shardwright.backends.torch.running import RunningFunction
+from shardwright.backends.torch.shards import sharded
 from shardwright.backends.torch.tiers import open_tiers
 from shardwright.cost.programs.unrolling import events_of
 from shardwright.ir.diagnostics import DiagnosticError
@@ -159,6 +160,13 @@ ROWS = {
   set d = with_it
   return x
 }""",
+    "in what has other names then": """(f32 BE, f32 BE) {
+  with_it = update[B](s, take[B 1:2](s), 2)
+  turned = rename[B -> E, E -> B](with_it)
+  again = rename[B -> E, E -> B](turned)
+  set s = again
+  return rename[B -> E, E -> B](fetch(turned)), fetch(again)
+}""",
     "that are a part of state which is being set": """f32 BE {
   set s = store[host](x)
   row = take[B, 1](s)
@@ -263,7 +271,39 @@ KEPT = {
 }
 """Programs of values on disk, which a thread of its own writes."""
 
-GROUPS = {**OLD, **ROWS, **CARRIED, **KEPT}
+RANGES = {
+    "of the host and of the disk": """(f32 E, f32 B) {
+  rows = take[B 1:3](s)
+  columns = take[E 2:4](d)
+  return sum[B](fetch(rows)), sum[E](fetch(columns))
+}""",
+    "of what was stored": """f32 E {
+  there = store[host](x)
+  rows = take[B 1:3](there)
+  return sum[B](fetch(rows))
+}""",
+    "and an index of these": """f32 TE {
+  some = take[N 1:3](k)
+  last = take[N, 1](some)
+  return fetch(last) + sum[N](fetch(some))
+}""",
+    "of slices that a loop goes over": """f32 E {
+  some = take[T 1:3](k)
+  y = loop[N](c: f32 E = take[B, 0](x)) {
+    next c + sum[T](fetch(some))
+  }
+  return y
+}""",
+    "as new rows, and with new rows": """f32 E {
+  rows = take[B 1:3](s)
+  with_it = update[B](rows, take[B 3:4](s), 1)
+  set s = update[B](s, rows, 2)
+  return sum[B](fetch(with_it))
+}""",
+}
+"""Programs of ranges of what lies away from the device."""
+
+GROUPS = {**OLD, **ROWS, **CARRIED, **KEPT, **RANGES}
 
 
 def run(text: str, *, in_place: bool) -> dict[str, int]:
@@ -303,6 +343,30 @@ def test_values_are_what_they_were(text: str, in_place: bool, monkeypatch: pytes
 
     monkeypatch.setattr(Home, "write", late)
     run(text, in_place=in_place)
+
+
+def of_blocks(layout: str, chip: int, held: torch.Tensor) -> torch.Tensor:
+    """What a chip of two has of sums over `take[E 2:6, by=x]`, of its part of a weight."""
+    text = "mesh x=2\ndim B=2 E=8 order x\nweights { w: f32 LAYOUT on host }\n".replace("LAYOUT", layout)
+    text += "func f(x: f32 B) -> f32 B(partialsum-x) {\n  some = take[E 2:6, by=x](w)\n  y = sum[E](fetch(some))\n"
+    of = sharded(complete(program(text + "  return y\n}")), chip)
+    with open_tiers("cpu", {}, "that of the types", in_place=False) as tiers, torch.inference_mode():
+        homes = value_homes(of, of.weights, tiers)
+        homes["w"].allocate()
+        homes["w"].write((slice(None),) * 2, held)
+        (found,) = RunningFunction(of, of.func("f"), tiers, homes, Buffers(tiers)).call({"x": torch.zeros(2)})
+    return found
+
+
+def test_of_blocks_a_chip_takes_the_range_of_its_own() -> None:
+    """Of several on one chip the ranges are apart."""
+    held = torch.arange(8.0).reshape(2, 4)
+    torch.testing.assert_close(of_blocks("BE_x", 1, held), held[:, 1:3].sum(1))
+    with pytest.raises(DiagnosticError) as caught:
+        of_blocks("BE", 1, torch.arange(16.0).reshape(2, 8))
+    (said,) = caught.value.diagnostics
+    assert said.message == "PyTorch programs take no range of each of 2 blocks of w, which lies away from the device"
+    assert (said.span.line, said.notes[0].message) == (5, "fetch it before: fetch(w)")
 
 
 def test_new_rows_in_what_was_stored_are_refused() -> None:
