@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 from shardwright.backends.jax.edges import EdgeArray, ProgramEdges
 from shardwright.backends.jax.functions import FunctionBody, View
@@ -139,6 +140,9 @@ class _Module:
             returned = f"{returned}, {state}"
         lines.extend(broken(f"return {returned}", indent))
         donate = ", donate_argnums=1" if self.has_globals and self.donates(func) else ""
+        states = [self.edges.stored(value) for value in program.state]
+        if donate and any(memories_apart(one, other) for one, other in combinations(states, 2)):
+            donate += ", keep_unused=True"  # each state is paired with itself, also one that is set and not read
         return [*lines, "", f"    return jax.jit(on_mesh({func.name!r}, {inner}, mesh){donate})"]
 
     def builder_docstring(self, func: Func) -> list[str]:
@@ -155,11 +159,12 @@ class _Module:
         result on the device would get the memory of a state of its shape on the host.
         """
         states = [self.edges.stored(value) for value in self.program.state]
-        return not any(
-            state.on_host != result.on_host and (state.shape, state.kind.dtype) == (result.shape, result.kind.dtype)
-            for state in states
-            for _, result in self.edges.results(func)
-        )
+        return not any(memories_apart(state, result) for state in states for _, result in self.edges.results(func))
+
+
+def memories_apart(one: EdgeArray, other: EdgeArray) -> bool:
+    """True if two arrays that JAX takes for alike lie in different memories."""
+    return one.on_host != other.on_host and (one.shape, one.kind.dtype) == (other.shape, other.kind.dtype)
 
 
 def opened(code: str, edge: EdgeArray) -> str:

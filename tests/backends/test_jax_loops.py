@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from oracles.jax_agreement import check, explicit
@@ -84,6 +86,28 @@ def test_state_is_donated() -> None:
     jax.block_until_ready(new)
     assert old.is_deleted()
     assert new["k"].sharding.is_equivalent_to(jax.NamedSharding(mesh, module.STATE["k"][2]), 4)
+
+
+def test_state_gives_its_memory_to_state_that_lies_there() -> None:
+    """Also beside state that is set and not read: on the host and on the device arrays are alike to JAX."""
+    text = """
+dim B=4 E=4
+state { first: f32 BE
+        second: f32 BE on host }
+func f(x: f32 BE) -> f32 E {
+  set first = x
+  return sum[B](x)
+}
+"""
+    module = load_module(emit(explicit(text)))
+    mesh = module.make_mesh(arrange_devices(1).devices)
+    x = np.zeros((4, 4), np.float32)
+    lowered = module.build_f(mesh).lower({}, module.zero_state(mesh), x).as_text()
+    (main,) = (line for line in lowered.splitlines() if "@main(" in line)
+    given, results = main.split(") -> (")
+    kinds = re.findall(r'memory_kind = "(\w+)"', results)
+    pairs = re.findall(r'memory_kind = "(\w+)"[^%]*aliasing_output = (\d)', given)
+    assert [(kind, kinds[int(number)]) for kind, number in pairs] == [("device", "device"), ("pinned_host",) * 2]
 
 
 BODIES = {
