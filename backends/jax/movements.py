@@ -47,10 +47,10 @@ def lower_movement(operation: Movement, code: str, before: TensorType, after: Te
             return _permute(operation, code, before, after, lowering)
         case ops.Fetch():
             return _between_memories(code, before, "Device")
-        case ops.Store(tier=Tier.HOST):
-            return _between_memories(code, after, "Host")
         case ops.Store(tier=Tier.DEVICE):
             return code
+        case ops.Store():
+            return _between_memories(code, after, "Host")
         case _:
             raise fault("unsupported", f"JAX source has no {operation.keyword} to {after}", NOWHERE)
 
@@ -70,7 +70,7 @@ def _between_memories(code: str, elsewhere: TensorType, space: str) -> str:
     if elsewhere.placement.tier not in (Tier.HOST, Tier.DEVICE):
         raise fault(
             "unsupported",
-            f"a value {elsewhere.placement} cannot be held by JAX, which has device and host memory",
+            f"a value on {elsewhere.placement} cannot be held by JAX, which has device and host memory",
             NOWHERE,
             "compile it to torch, which reads and writes disk",
         )

@@ -53,6 +53,10 @@ def _outer_dim(program: Program, count: int) -> str:
     return fresh_dim(program, set(), "M")
 
 
+OPENING = "a schedule has one: generate runs models with opening layers, whose weights fit"
+"""The way out where a function has several loops over layers, one after the other."""
+
+
 def unschedulable(message: str, span: Span, *notes: str) -> DiagnosticError:
     """Why a program cannot be brought into a block schedule."""
     return fault("unschedulable", message, span, *notes)

@@ -28,7 +28,7 @@ from shardwright.ir.program import (
 from shardwright.ir.rewriter import Rewriter, derived, rename_dims
 from shardwright.ir.types import ON_DEVICE, Dim, DType, TensorType, ValueType
 from shardwright.ir.walk import names_of, names_read, reads, rename_operands, with_body, with_operands, with_values
-from shardwright.passes.memory.block_batches import unschedulable
+from shardwright.passes.memory.block_batches import OPENING, unschedulable
 from shardwright.passes.memory.block_copies import forwarded
 from shardwright.passes.memory.hidden_states import over_layers
 from shardwright.passes.micro_batches import MicroBatches, fresh_dim
@@ -62,7 +62,7 @@ def layers_of(program: Program, func: Func, made: MicroBatches) -> tuple[int, Lo
     raise unschedulable(
         f"{func.name} {what}, and the diagonal order is one pass over the layers",
         func.span,
-        "a call of each function is one pass: a loop over tokens stays with the caller",
+        OPENING if len(found) > 1 else "a call of each function is one pass: a loop over tokens stays with the caller",
     )
 
 

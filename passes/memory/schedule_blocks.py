@@ -15,7 +15,7 @@ from shardwright.ir.types import ValueType
 from shardwright.ir.verification.lifetimes import has_lifetimes
 from shardwright.ir.walk import names_read, rename_operands, states_set
 from shardwright.passes.base import Pass
-from shardwright.passes.memory.block_batches import divided, unschedulable
+from shardwright.passes.memory.block_batches import OPENING, divided, unschedulable
 from shardwright.passes.memory.block_copies import Flight, Flights, forwarded, freed, frees, stored_early
 from shardwright.passes.memory.entering_batch import EnteringBatch, function_of
 from shardwright.passes.memory.hidden_states import CarriedState, HiddenStates, over_layers
@@ -154,7 +154,7 @@ class _Function:
             raise unschedulable(
                 "there are two loops over layers one after the other",
                 body[layers[1]].span,
-                "a schedule has one: generate runs models with opening layers, whose weights fit",
+                OPENING,
             )
         if layers:
             return self.scheduled(body, layers[0], scope, ending)

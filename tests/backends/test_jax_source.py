@@ -221,6 +221,9 @@ def test_a_header_stays_in_the_docstring() -> None:
 def test_what_jax_cannot_hold() -> None:
     text = "dim A=4\nfunc f(a: f32 A on disk) -> f32 A {\n  b = fetch(a)\n  return b\n}\n"
     fails(explicit(text), "a: f32 A on disk cannot be held by JAX, which has device and host memory")
+    body = "b = store[disk](a)\n  c = rename[A -> B](b)\n  return fetch(c)"
+    text = f"dim A=4 B=4\nfunc f(a: f32 A) -> f32 B {{\n  {body}\n}}\n"
+    fails(explicit(text), "a value on disk cannot be held by JAX, which has device and host memory")
 
 
 def test_holes() -> None:

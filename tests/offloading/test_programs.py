@@ -15,7 +15,7 @@ from shardwright import print_program
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.elaboration.elaborate import elaborate
-from shardwright.ir.mesh import Mesh
+from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
@@ -23,8 +23,9 @@ from shardwright.passes.pipelines import parse_pipeline, run_passes
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.placing import placed
+from shardwright.serving.offloading.program_parts import ProcessPlace
 from shardwright.serving.offloading.programs import Programs
-from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.request import OffloadRequest, ScheduleName
 
 POLICIES = ("1,1,100,0,100,0,100,0", "3,2,0,0,50,50,100,0", "2,3,20,50,30,30,20,40")
 
@@ -56,13 +57,22 @@ def test_each_program_is_what_opt_prints_of_its_import(number: int, name: str, t
         seen.add(sizes)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "stages", "said"),
+    [
+        ("zigzag", 1, "there are two loops over layers one after the other"),
+        ("diagonal", 1, "prefill has 2 loops over layers, and the diagonal order is one pass over the layers"),
+        ("zigzag", 2, "prefill has 2 loops, and a pipeline goes by the trips of one loop over layers"),
+    ],
+)
 @pytest.mark.parametrize("name", OPENING)
-def test_opening_layers_are_refused(name: str, tmp_path: Path) -> None:
+def test_opening_layers_are_refused(name: str, schedule: ScheduleName, stages: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_keys(name)))
-    request = OffloadRequest(parse_policy(POLICIES[0]), dtype=DType.F32)
-    programs = Programs(tmp_path, request, GenerationSettings(max_new_tokens=4))
+    request = OffloadRequest(parse_policy(POLICIES[0]), schedule, DType.F32)
+    place = ProcessPlace.of(0, stages, ONE_CHIP)
+    programs = Programs(tmp_path, request, GenerationSettings(max_new_tokens=4), place)
     (block,) = programs.blocks(make_prompts([[3, 4, 5]], 32, None))
-    with pytest.raises(DiagnosticError, match="there are two loops over layers one after the other") as caught:
+    with pytest.raises(DiagnosticError, match=said) as caught:
         programs.program(block, 0)
     assert "generate runs models with opening layers" in str(caught.value)
 

@@ -14,6 +14,7 @@ from shardwright.ir.ops import Alias, Full, Update
 from shardwright.ir.program import Carry, DimInfo, Func, Let, Loop, Marking, Program, SetState, Statement, Value
 from shardwright.ir.types import Dim, DType, TensorType, ValueType
 from shardwright.ir.walk import map_values, names_used, rename_operands
+from shardwright.passes.memory.block_batches import OPENING
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def layers_of(func: Func) -> tuple[tuple[Statement, ...], Loop, tuple[Statement,
             "no-layers",
             f"{func.name} has {len(loops)} loops, and a pipeline goes by the trips of one loop over layers",
             func.span,
+            OPENING,
         )
     at, loop = loops[0]
     return func.body[:at], loop, func.body[at + 1 :]
