@@ -161,12 +161,15 @@ def execute_run(args: argparse.Namespace) -> int:
 
 def _run_with_room(args: argparse.Namespace, asked: RunRequest) -> int:
     """The run; where it chose its policy and a memory does not suffice for that, with one that takes less there."""
-    return asked.options.with_room(
-        asked.prompts,
-        asked.request,
-        lambda request: _run(args, replace(asked, request=request)),
-        lambda line: print(line, file=sys.stderr),
-    )
+    from shardwright.ir.diagnostics import Source, located
+
+    with located(Source("offload", "")):
+        return asked.options.with_room(
+            asked.prompts,
+            asked.request,
+            lambda request: _run(args, replace(asked, request=request)),
+            lambda line: print(line, file=sys.stderr),
+        )
 
 
 def _asked(args: argparse.Namespace, world: World | None = None) -> RunRequest:

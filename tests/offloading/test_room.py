@@ -57,6 +57,9 @@ def test_what_does_not_suffice_is_planned_for_with_less(run: Callable[..., Any])
     chosen, found = run("chosen.jsonl", *tight)
     assert (chosen.status, len(found)) == (0, 12), chosen.err
     assert "of that memory" in chosen.err
+    tighter, _ = run("tighter.jsonl", "--device-memory", "90kB", "--host-memory", "60kB")
+    assert (tighter.status, "of that memory" in tighter.err) == (1, True)
+    assert "\noffload: error: nothing fits: with one sequence, and everything as low as it goes" in tighter.err
 
 
 def test_room_shrinks_where_a_memory_did_not_suffice(tmp_path: Path) -> None:
