@@ -104,6 +104,14 @@ def test_limits_one_byte_below_a_peak() -> None:
     assert times[1] < 100 * times[0]
 
 
+@pytest.mark.parametrize("memory", [63.0, 55.0])
+def test_what_takes_no_time_and_does_not_fit(memory: float) -> None:
+    """Neither prices nor bounds are shares of the time then, which is nothing."""
+    text = "mesh x=1\ndim H=7 C=4\nweights { w: bf16 H_xC }\nfunc f(a: bf16 C) -> bf16 HC? {\n  return w\n}\n"
+    with pytest.raises(DiagnosticError, match="f needs 64 B on each chip"):
+        search(load(Source("return", text)), Objective.on(replace(load_chip("tpu-v5e"), memory_bytes=memory)), 5.0)
+
+
 PRODUCTS = """
 mesh {mesh}
 dim B={B} E={E} F={F}

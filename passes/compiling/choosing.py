@@ -294,7 +294,7 @@ class _Chooser:
         """
         limit = self.chip.memory_bytes
         large = self.attempt(MemoryPrices())
-        scale = large.objective_s * NANOSECONDS / limit
+        scale = max(1.0, large.objective_s * NANOSECONDS) / limit  # some functions take no time
         below, above, live = MemoryPrices(), MemoryPrices(scale), False
         tries = _LIVE
         while not (small := self.attempt(above)).fits:

@@ -168,7 +168,9 @@ class Cases:
             costs = np.array([least[nbytes == size].min() for size in sizes])
             best = int(costs.argmin())
             for size, cost in zip(sizes, costs, strict=True):
-                apart = abs(size - sizes[best]) * case.price * max(0.0, 1 - (cost - costs[best]) / enough)
+                more = cost - costs[best]
+                near = max(0.0, 1 - more / enough) if more and enough > 0 else float(not more)
+                apart = abs(size - sizes[best]) * case.price * near
                 if apart:
                     found.append(CaseCut(float(apart), node, float(min(size, sizes[best]))))
         return max(found, key=lambda cut: cut.worth, default=None)

@@ -266,6 +266,13 @@ class MemoryRows:
         inside = at[1][:-1] == node.body[1]
         return inside and statement is not None and reads_within(statement, number, self.problem.program.mesh)
 
+    def apart(self, value: Lifetime, moves: TreeMoves, arcs: Arcs) -> NDArray[np.bool_]:
+        """The slices among the arcs that are written beside the whole."""
+        sliced = moves.sliced(arcs)
+        if value.bytes is Bytes.WITHIN or arcs.subset & (arcs.subset - 1):
+            return np.zeros_like(sliced)
+        return sliced & moves.padded[arcs.source, arcs.target] if self.shows(value, moves, arcs.subset) else sliced
+
     def least_sliced(self, value: Lifetime, moves: TreeMoves) -> list[Arcs]:
         """The arcs on behalf of that use which is sliced in the fewest ways: the whole is gone only where all uses take
         slices, this one among them."""
@@ -399,14 +406,15 @@ class MemoryRows:
         return self.on_the_way(value, moves, full)
 
     def on_the_way(self, value: Lifetime, moves: TreeMoves, subset: int) -> _Part | None:
-        every = [arcs for arcs in moves.tree.arcs if arcs.subset == subset and moves.sent(arcs).any()]
-        if not every:
+        every = [arcs for arcs in moves.tree.arcs if arcs.subset == subset]
+        if not any(moves.sent(arcs).any() or self.apart(value, moves, arcs).any() for arcs in every):
             return None
 
         def line() -> Linear:
-            made = Linear()
+            made, here = Linear(), moves.nbytes * (value.bytes is Bytes.OWN)
             for arcs in every:
-                sent = moves.sent(arcs)
+                sent, apart = moves.sent(arcs), self.apart(value, moves, arcs)
+                made.add(arcs.columns[apart], here[arcs.source[apart]] + moves.nbytes[arcs.target[apart]])
                 made.add(arcs.columns[sent], np.array([p.during(value) for p in self.plans(value, moves, arcs, sent)]))
             return made
 
