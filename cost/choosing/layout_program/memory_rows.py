@@ -267,9 +267,10 @@ class MemoryRows:
         return inside and statement is not None and reads_within(statement, number, self.problem.program.mesh)
 
     def apart(self, value: Lifetime, moves: TreeMoves, arcs: Arcs) -> NDArray[np.bool_]:
-        """The slices among the arcs that are written beside the whole."""
+        """The slices among the arcs that are written beside the whole, for one use."""
         sliced = moves.sliced(arcs)
-        if value.bytes is Bytes.WITHIN or arcs.subset & (arcs.subset - 1):
+        for_uses = moves is self.moves(value.node, made=False)
+        if not for_uses or value.bytes is Bytes.WITHIN or arcs.subset & (arcs.subset - 1):
             return np.zeros_like(sliced)
         return sliced & moves.padded[arcs.source, arcs.target] if self.shows(value, moves, arcs.subset) else sliced
 
