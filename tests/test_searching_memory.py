@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+from oracles.random_programs.texts import surface_program
 from oracles.rewritten_programs import printed
 from search_fillings import Filling, every_filling, homes, layout, least, limits_that_bind, products
 
@@ -341,3 +342,20 @@ def test_nothing_fits_whatever_the_layouts() -> None:
         with pytest.raises(DiagnosticError) as caught:
             search(load(Source("program", text)), replace(Objective.on(chip(100.0, float(limit))), solver=solver))
         assert caught.value.diagnostics[0].code == "does-not-fit"
+
+
+@pytest.mark.parametrize("seed", [33, 50, 103, 128])
+def test_less_memory_is_never_faster(seed: int) -> None:
+    """Of random programs with loops, state and demanded types: no answer is better than the bound with more memory."""
+    program, made = surface_program(seed), replace(load_chip("h100"), memory_bytes=1e9)
+    bound = 0.0
+    for _ in range(4):
+        try:
+            found = search(program, Objective.on(made), 2.0)
+        except DiagnosticError as error:
+            if error.diagnostics[0].code != "does-not-fit":
+                raise
+            return
+        assert found.fits
+        assert found.objective_s >= bound * (1 - 1e-9)
+        bound, made = max(bound, found.bound_s), replace(made, memory_bytes=found.peak - 1.0)
