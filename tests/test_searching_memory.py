@@ -346,7 +346,7 @@ def test_nothing_fits_whatever_the_layouts() -> None:
 
 @pytest.mark.parametrize("seed", [33, 50, 103, 128])
 def test_less_memory_is_never_faster(seed: int) -> None:
-    """Of random programs with loops, state and demanded types: no answer is better than the bound with more memory."""
+    """Random programs with loops, state and demanded types: no answer is better than the bound with more memory."""
     program, made = surface_program(seed), replace(load_chip("h100"), memory_bytes=1e9)
     bound = 0.0
     for _ in range(4):

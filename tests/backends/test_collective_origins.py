@@ -44,7 +44,7 @@ def told(module: HloModule) -> list[tuple[str, tuple[SourceFrame, ...]]]:
 
 
 def test_what_takes_the_results_apart_says_it() -> None:
-    """As of what XLA for GPUs merges into one buffer."""
+    """XLA for GPUs merges values into one buffer, which has no line of its own."""
     module = parse(MERGED.replace("PATH", "shard_map/psum"))
     (collective,) = collectives_of(module)
     assert (collective.op_name, collective.stack) == ("jit(step)/shard_map/psum", (SourceFrame("step.py", 9),))
@@ -52,7 +52,7 @@ def test_what_takes_the_results_apart_says_it() -> None:
 
 
 def test_or_else_the_operation_that_it_reduces_by() -> None:
-    """As of the all-reduces that libtpu writes in place of reduce-scatters."""
+    """libtpu writes all-reduces without a line in place of reduce-scatters."""
     module = parse(MERGED.replace("bitcast(%own)", "tanh(%own)"))
     (collective,) = collectives_of(module)
     assert (collective.op_name, collective.stack) == ("psum", (SourceFrame("step.py", 4),))

@@ -1,4 +1,4 @@
-"""What XLA for GPUs writes of right programs, and near it what is wrong."""
+"""Modules that XLA for GPUs makes of right programs, and wrong ones that are close to them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ENTRY %main (x: f32[6,5], a: f32[5,8,4], b: f32[5,8,4], c: f32[6,8,4]) -> f32[6,
     ],
 )
 def test_a_part_of_products_that_are_made_in_one(sharding: str, reasons: list[str]) -> None:
-    """Of weights that are split along the inner of two dimensions, added to what is split so, or otherwise."""
+    """Weights that are split along the inner of two dimensions, added to a sum that is split so, or otherwise."""
     module = parse(MERGED.replace("SHARDED", sharding))
     assert [fault.reason for fault in faults_of(module, {"x": 4})] == reasons
 

@@ -345,8 +345,8 @@ def test_values_are_what_they_were(text: str, in_place: bool, monkeypatch: pytes
     run(text, in_place=in_place)
 
 
-def of_blocks(layout: str, chip: int, held: torch.Tensor) -> torch.Tensor:
-    """What a chip of two has of sums over `take[E 2:6, by=x]`, of its part of a weight."""
+def sum_of_range(layout: str, chip: int, held: torch.Tensor) -> torch.Tensor:
+    """One chip of two sums `take[E 2:6, by=x]` over its part of a weight."""
     text = "mesh x=2\ndim B=2 E=8 order x\nweights { w: f32 LAYOUT on host }\n".replace("LAYOUT", layout)
     text += "func f(x: f32 B) -> f32 B(partialsum-x) {\n  some = take[E 2:6, by=x](w)\n  y = sum[E](fetch(some))\n"
     of = sharded(complete(program(text + "  return y\n}")), chip)
@@ -358,12 +358,12 @@ def of_blocks(layout: str, chip: int, held: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def test_of_blocks_a_chip_takes_the_range_of_its_own() -> None:
-    """Of several on one chip the ranges are apart."""
+def test_a_chip_takes_the_range_of_its_own_block() -> None:
+    """A range of each of several blocks on one chip is no range of what the chip holds."""
     held = torch.arange(8.0).reshape(2, 4)
-    torch.testing.assert_close(of_blocks("BE_x", 1, held), held[:, 1:3].sum(1))
+    torch.testing.assert_close(sum_of_range("BE_x", 1, held), held[:, 1:3].sum(1))
     with pytest.raises(DiagnosticError) as caught:
-        of_blocks("BE", 1, torch.arange(16.0).reshape(2, 8))
+        sum_of_range("BE", 1, torch.arange(16.0).reshape(2, 8))
     (said,) = caught.value.diagnostics
     assert said.message == "PyTorch programs take no range of each of 2 blocks of w, which lies away from the device"
     assert (said.span.line, said.notes[0].message) == (5, "fetch it before: fetch(w)")

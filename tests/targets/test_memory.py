@@ -1,4 +1,4 @@
-"""What programs hold on a target, beside what is predicted and what there is."""
+"""The memory of programs on a target, beside the prediction and the chip's own."""
 
 from __future__ import annotations
 

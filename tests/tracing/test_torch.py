@@ -16,8 +16,10 @@ import torch
 from conftest import Outcome
 from torch import nn
 
-from shardwright import DiagnosticError, evaluate, trace
+from shardwright import DiagnosticError, evaluate, load, trace
+from shardwright.backends.jax.module_files import load_module
 from shardwright.compiling.checking import check
+from shardwright.tracing.trace import user_module
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,
          "max_position_embeddings": 40}  # fmt: skip
@@ -423,3 +425,35 @@ def test_pools_of_one_window() -> None:
             return whole + pool(a, (7, 5), (1, 9), (2, 0)) + pool(a, 1, (9, 2), ceil_mode=True)[..., :1]
 
     assert trace(Pooled(), (torch.randn(2, 300, 4, 5),)).largest_relative_difference < 1e-6
+
+
+def test_buffers_of_bools_and_integers_are_loaded(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:
+    """A causal mask and an index of relative positions, as modules register them."""
+    from safetensors.torch import save_file
+
+    source = tmp_path / "own.py"
+    source.write_text(
+        "import torch\nclass Own(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        torch.manual_seed(0)\n        self.table = torch.nn.Parameter(torch.randn(7, 4))\n"
+        "        self.register_buffer('mask', torch.randn(8, 8) > 0)\n"
+        "        self.register_buffer('index', torch.randint(0, 7, (8,)))\n"
+        "    def forward(self, x):\n"
+        "        return (x @ self.mask.float()).masked_fill(self.mask, 2.0) @ self.table[self.index]\n"
+        "def example_args(): return (torch.randn(8, 8),)\n"
+    )
+    path, folder = tmp_path / "out.shard", tmp_path / "stored"
+    assert shardwright("trace", f"{source}:Own", "--mesh", "x=2", "-o", path).status == 0
+    module = user_module(str(source)).Own()
+    folder.mkdir()
+    save_file(module.state_dict(), folder / "model.safetensors")
+    done = shardwright("run", path, "--weights", folder)
+    assert (done.status, "agrees within" in done.out) == (0, True), done.err
+    assert shardwright("compile", path, "-o", tmp_path / "out.py").err == ""
+    made = load_module((tmp_path / "out.py").read_text())
+    mesh, x = made.make_mesh(), torch.randn(8, 8)
+    run = getattr(made, f"build_{load(str(path)).funcs[0].name}")(mesh)
+    found, _ = run(made.load_weights(folder, mesh), {}, x.numpy())
+    np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-5)
+    save_file(module.state_dict() | {"index": torch.zeros(8)}, folder / "model.safetensors")
+    done = shardwright("run", path, "--weights", folder)
+    assert "error: tensor index in model.safetensors is F32, not one of I64, I32 [wrong-tensor]" in done.err

@@ -23,7 +23,6 @@ from shardwright.backends.torch.session import run_program
 from shardwright.backends.torch.world import alone
 from shardwright.backends.validation.validate import validate
 from shardwright.ir.diagnostics import Source
-from shardwright.tracing.trace import user_module
 
 
 class Of(nn.Module):
@@ -360,35 +359,3 @@ def test_the_command(shardwright: Callable[..., Outcome], tmp_path: Path) -> Non
     done = shardwright("run", out, "--kernels", file, "--to", "torch", "--mesh", "x=1")
     assert "agrees within" in done.out, done.err
     foreign.KERNELS.pop("doubled")
-
-
-def test_buffers_of_bools_and_integers_are_loaded(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:
-    """A causal mask and an index of relative positions, as modules register them."""
-    from safetensors.torch import save_file
-
-    source = tmp_path / "own.py"
-    source.write_text(
-        "import torch\nclass Own(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        torch.manual_seed(0)\n        self.table = torch.nn.Parameter(torch.randn(7, 4))\n"
-        "        self.register_buffer('mask', torch.randn(8, 8) > 0)\n"
-        "        self.register_buffer('index', torch.randint(0, 7, (8,)))\n"
-        "    def forward(self, x):\n"
-        "        return (x @ self.mask.float()).masked_fill(self.mask, 2.0) @ self.table[self.index]\n"
-        "def example_args(): return (torch.randn(8, 8),)\n"
-    )
-    path, folder = tmp_path / "out.shard", tmp_path / "stored"
-    assert shardwright("trace", f"{source}:Own", "--mesh", "x=2", "-o", path).status == 0
-    module = user_module(str(source)).Own()
-    folder.mkdir()
-    save_file(module.state_dict(), folder / "model.safetensors")
-    done = shardwright("run", path, "--weights", folder)
-    assert (done.status, "agrees within" in done.out) == (0, True), done.err
-    assert shardwright("compile", path, "-o", tmp_path / "out.py").err == ""
-    made = load_module((tmp_path / "out.py").read_text())
-    mesh, x = made.make_mesh(), torch.randn(8, 8)
-    run = getattr(made, f"build_{load(str(path)).funcs[0].name}")(mesh)
-    found, _ = run(made.load_weights(folder, mesh), {}, x.numpy())
-    np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-5)
-    save_file(module.state_dict() | {"index": torch.zeros(8)}, folder / "model.safetensors")
-    done = shardwright("run", path, "--weights", folder)
-    assert "error: tensor index in model.safetensors is F32, not one of I64, I32 [wrong-tensor]" in done.err

@@ -41,14 +41,12 @@ class TreeMoves:
 
 @dataclass(frozen=True)
 class MoveSteps:
-    """A movement's bytes before and after each of its steps, and whether the first is a slice."""
+    """A movement's bytes before and after each of its steps."""
 
     sizes: tuple[float, ...]
-    sliced: bool
 
     def during(self, value: Lifetime) -> float:
         """The most at once, beside what others count."""
-        sizes = self.sizes
-        if value.bytes is Bytes.ELSEWHERE or (value.shrinks and self.sliced):
-            return max([sizes[1], *(x + y for x, y in pairwise(sizes[1:]))])
-        return max(x + y for x, y in pairwise(sizes))
+        if value.bytes is Bytes.ELSEWHERE:
+            return max([self.sizes[1], *(x + y for x, y in pairwise(self.sizes[1:]))])
+        return max(x + y for x, y in pairwise(self.sizes))

@@ -8,7 +8,8 @@ before its first use, and while a collective runs both its operand and its resul
 What is counted is never more than `cost.programs.memory.memory_of` finds in the finished program: where that depends on
 more than a row can say, the less is taken. A movement may part a kernel, so that what its first statements read is gone
 when its last one runs: such reads count as long as nothing in the kernel is moved. A pointwise kernel may write over
-what it reads. A slice is taken by who reads it, out of the bytes of the whole.
+what it reads. What is sliced is written whole; a slice lies in the bytes of the whole where a kernel takes it, and
+beside them where a caller, a loop or a movement does.
 """
 
 from __future__ import annotations
@@ -237,16 +238,13 @@ class MemoryRows:
             sent = moves.sent(arcs)
             if done:
                 line.add(arcs.columns[sent], moves.there(arcs, sent))
-            elif sent.any():
-                whole = ~self.cut(value, moves, arcs, sent)
-                line.add(arcs.columns[sent], moves.nbytes[arcs.source[sent]] * whole)
+            else:
+                line.add(arcs.columns[sent], moves.nbytes[arcs.source[sent]])
         return line
 
     def but_slices(self, value: Lifetime, line: Linear, moves: TreeMoves, over: set[int], *, shared: bool) -> Linear:
         """Leaves out what is gone once slices are made, where all uses take some; of slices for several uses only if
         `shared`. Whoever makes the value writes it whole."""
-        if not value.shrinks:
-            return line
         for arcs in self.least_sliced(value, moves):
             sliced = moves.sliced(arcs)
             once = shared or not arcs.subset & (arcs.subset - 1)
@@ -314,15 +312,15 @@ class MemoryRows:
             over_now = first[1] in over
             return _Part(lambda: self.only_if_sent(value, moves, done=over_now), largest)
         moving = set(to_come) & set(leaf_of)
-        if not own and not (gone and moving):
+        counted = bool(gone and moving)
+        if not own and not counted:
             return _NOTHING
 
         def line() -> Linear:
-            counted = gone and moving
-            made = _copied(home.line)
             if not counted:
-                pass
+                made = _copied(home.line)
             elif own and len(to_come) == 1:
+                made = _copied(home.line)
                 leaf = leaf_of[to_come[0]]
                 for arcs in moves.tree.arcs:
                     if first[arcs.subset] in over and arcs.subset >> leaf & 1:
@@ -428,12 +426,6 @@ class MemoryRows:
             return None
         return self.on_the_way(value, moves, 1)
 
-    def cut(self, value: Lifetime, moves: TreeMoves, arcs: Arcs, sent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """The collectives among the arcs for which the value is sliced first: it is not written whole."""
-        if not value.shrinks:
-            return np.zeros(int(sent.sum()), np.bool_)
-        return np.array([each.sliced for each in self.plans(value, moves, arcs, sent)], np.bool_)
-
     def plans(self, value: Lifetime, moves: TreeMoves, arcs: Arcs, sent: NDArray[np.bool_]) -> Iterator[MoveSteps]:
         """The steps of the movements among the arcs."""
         group = value.node.group.root()
@@ -450,12 +442,11 @@ class MemoryRows:
         try:
             steps = plan(source, target, mesh).steps
         except DiagnosticError:  # it will not be in the finished program either
-            return MoveSteps((0.0, 0.0), sliced=False)
-        sliced = isinstance(steps[0].operation, Slice | AsPartial)
+            return MoveSteps((0.0, 0.0))
         while isinstance(steps[-1].operation, Slice | AsPartial):  # for who reads it
             steps = steps[:-1]
         sizes = (source.local_bytes(mesh), *(step.type.local_bytes(mesh) for step in steps))
-        return MoveSteps(tuple(map(float, sizes)), sliced)
+        return MoveSteps(tuple(map(float, sizes)))
 
 
 def _sum_of(parts: Sequence[_Part], parting: Linear | None) -> Linear:

@@ -49,8 +49,6 @@ class Lifetime:
     bytes: Bytes
     begin: int
     uses: list[CopySpan]
-    shrinks: bool = False
-    """Whether the kernel that makes it may take a slice of it instead: what is only sliced is not written whole."""
 
 
 @dataclass
@@ -96,7 +94,6 @@ class _Walk:
         self.used: dict[UseKey, tuple[int, int, tuple[Location, ...]]] = {}
         self.begins: dict[ValueNode, int] = {}
         self.kinds: dict[ValueNode, Bytes] = {}
-        self.shrinks: set[ValueNode] = set()
         self.lets: list[tuple[Location, Let, int]] = []
         self.views: list[tuple[Location, Let]] = []
 
@@ -115,7 +112,7 @@ class _Walk:
             kind = self.kinds.get(node, Bytes.ELSEWHERE)
             spans = [self.span(node, key) for key, _, _ in node.uses]
             begin = self.begins.get(node, 0)
-            by_node[node] = Lifetime(node, kind, begin, spans, node in self.shrinks)
+            by_node[node] = Lifetime(node, kind, begin, spans)
             values.append(by_node[node])
         self.share(by_node)
         arguments = [self.problem.defined[self.top, value.name] for value in self.func.params]
@@ -155,8 +152,6 @@ class _Walk:
                 self.kinds[node] = Bytes.ELSEWHERE
             else:
                 self.kinds[node] = Bytes.OWN if view or at in within else Bytes.WITHIN
-            if view or pointwise(statement) or statement.operation.is_product:
-                self.shrinks.add(node)
 
     def loop(self, statement: Loop, at: Location) -> None:
         start = self.position
