@@ -45,11 +45,6 @@ class DType(StrEnum):
         return self in (DType.F32, DType.BF16, DType.F16)
 
     @property
-    def is_in_checkpoints(self) -> bool:
-        """Tells whether weights are read in it: wide floats, and in what modules of PyTorch count and mask."""
-        return self.is_wide_float or self in (DType.INT32, DType.BOOL)
-
-    @property
     def is_f8(self) -> bool:
         """Tells whether it is a float of 8 bits (Micikevicius et al. 2022): such are kept, moved, chosen among and
         multiplied by `@`. E4M3 is the one without infinities."""

@@ -1,5 +1,8 @@
-"""Commands that SIGINT interrupts, though this process, and so what it starts, may ignore it: a shell has its jobs in
-the background ignore it, and `nohup` its command."""
+"""Commands in processes of their own, which a test ends in the middle.
+
+SIGINT interrupts them, though this process, and so what it starts, may ignore it: a shell has its jobs in the
+background ignore it, and `nohup` its command.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.compiling.declared_packing import declared_packing
+from shardwright.models.safetensors_files import NAMES
 from shardwright.models.weight_map import extents, word_of
 from shardwright.models.weights import TensorRange, dims_of
 
@@ -29,7 +30,7 @@ def loading_recipes(program: Program, mapping: WeightMap) -> dict[str, WeightRec
     for value in program.weights:
         name, dims = value.name, tuple(dim.name for dim in value.type.dims)
         shape = tuple(dim.size for dim in value.type.dims)
-        if not value.type.dtype.is_in_checkpoints:
+        if value.type.dtype not in NAMES:
             return f"{name} is {value.type.dtype}"
         if name in mapping.entries:
             entry = mapping.entries[name]

@@ -17,7 +17,7 @@ from shardwright.ir.index_boxes import Index, box_shape, boxes, ranges
 from shardwright.ir.types import DType
 from shardwright.ir.weight_source import FileRange, read_whole
 from shardwright.models import block_scales
-from shardwright.models.safetensors_files import TensorFile, open_files
+from shardwright.models.safetensors_files import NAMES, TensorFile, number_formats, open_files
 from shardwright.models.weight_map import WeightEntry, WeightMap, extents
 from shardwright.models.weights import TensorRange, dims_of
 
@@ -48,7 +48,7 @@ class CheckpointSource:
         """
         self.bytes_read: Counter[str] = Counter()
         self._mapping = mapping
-        self._dtypes = {name: _numpy(dtype) for name, dtype in dtypes.items()}
+        self._dtypes = {name: number_formats()[NAMES[dtype]] for name, dtype in dtypes.items()}
         with ExitStack() as stack:
             self._files = open_files(Path(folder), stack)
             formats = {name: _STORED.get(dtype.name, FLOATS) for name, dtype in self._dtypes.items()}
@@ -116,7 +116,7 @@ class CheckpointSource:
         for numbers in itertools.product(*(range(part.start, part.stop) for part in stacked)):
             tensor = entry.tensor_at(numbers)
             file = self._files[tensor]
-            if _FORMATS.get(file.dtype(tensor)) != self._dtypes[name].name:
+            if number_formats().get(file.dtype(tensor)) != self._dtypes[name]:
                 return None
             begin, end = file.range(tensor)
             row = (end - begin) // max(1, groups[0].size if groups else 1)
@@ -131,7 +131,8 @@ class CheckpointSource:
         local = [box_shape(group.box) for group in groups]
         runs = [group.runs() for group in groups]
         if runs:
-            row = math.prod(math.prod(shape) for shape in local[1:]) * _WIDTHS[self._files[tensor].dtype(tensor)]
+            width = number_formats()[self._files[tensor].dtype(tensor)].itemsize
+            row = math.prod(math.prod(shape) for shape in local[1:]) * width
             runs[0] = [piece for run in runs[0] for piece in _cut(*run, max(1, _BLOCK // row))]
         for chosen in itertools.product(*runs):
             self._copy(target, tensor, chosen, local)
@@ -160,14 +161,6 @@ def load_weights(folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DT
     with CheckpointSource(folder, mapping, dtypes) as source:
         return {name: read_whole(source, name) for name in source.names}
 
-
-_FORMATS = {
-    "F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16",
-    "I64": "int64", "I32": "int32", "BOOL": "bool",
-}  # fmt: skip
-"""Formats of safetensors in which numbers stand as they are, with numpy's names of them."""
-
-_WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, block_scales.FORMAT: 1, "I64": 8, "I32": 4, "BOOL": 1}
 
 _STORED = {"int32": ("I64", "I32"), "bool": ("BOOL",)}
 """The formats that weights which are no floats are read of."""
@@ -243,14 +236,6 @@ def _places(shape: Sequence[int], begin: int, start: int, stop: int) -> Iterator
         size = math.prod(box_shape(box))
         yield slice(done, done + size), box
         done += size
-
-
-def _numpy(dtype: DType) -> np.dtype[Any]:
-    import ml_dtypes
-    import numpy as np
-
-    numbers = {DType.F32: np.float32, DType.F16: np.float16, DType.BF16: ml_dtypes.bfloat16}
-    return np.dtype((numbers | {DType.INT32: np.int32, DType.BOOL: np.bool_})[dtype])
 
 
 # ---------------------------------------------------------------- tensors

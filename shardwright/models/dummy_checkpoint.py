@@ -13,9 +13,8 @@ from typing import Any
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.importing import import_model
-from shardwright.models.safetensors_files import INDEX, SINGLE
+from shardwright.models.safetensors_files import INDEX, NAMES, SINGLE, number_formats
 
-_NAMES = {DType.F32: "F32", DType.BF16: "BF16", DType.F16: "F16"}
 _SPREAD = 0.02
 _BLOCK = 1 << 20
 """Numbers that are drawn; longer tensors have them again and again."""
@@ -58,12 +57,10 @@ def write_dummy(folder: Path, config: Mapping[str, Any], dtype: DType = DType.F1
 
 def _numbers(dtype: DType) -> bytes:
     """As many drawn numbers as there are in a block."""
-    import ml_dtypes
     import numpy as np
 
     drawn = np.random.default_rng(0).standard_normal(_BLOCK, np.float32) * _SPREAD
-    kinds = {DType.F32: np.float32, DType.BF16: ml_dtypes.bfloat16, DType.F16: np.float16}
-    return drawn.astype(kinds[dtype]).tobytes()
+    return drawn.astype(number_formats()[NAMES[dtype]]).tobytes()
 
 
 def _write(path: Path, tensors: Mapping[str, tuple[int, ...]], dtype: DType, numbers: bytes) -> None:
@@ -71,7 +68,7 @@ def _write(path: Path, tensors: Mapping[str, tuple[int, ...]], dtype: DType, num
     ends = list(itertools.accumulate((math.prod(shape) * each for shape in tensors.values()), initial=0))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for (tensor, shape), (start, end) in zip(tensors.items(), itertools.pairwise(ends), strict=True):
-        header[tensor] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        header[tensor] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:

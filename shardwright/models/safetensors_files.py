@@ -9,11 +9,13 @@ import os
 import struct
 from collections.abc import Iterable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.index_boxes import Index
+from shardwright.ir.types import DType
 from shardwright.models.config import shown
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ _AT_ONCE = 256 << 10
 """Bytes that are read with what is between the ranges that are wanted."""
 
 
+NAMES = {DType.F32: "F32", DType.BF16: "BF16", DType.F16: "F16", DType.INT32: "I32", DType.BOOL: "BOOL"}
+"""The number formats that weights of checkpoints have in programs, by safetensors' names of them."""
+
+
+@cache
 def number_formats() -> dict[str, np.dtype[Any]]:
     """The formats of safetensors that are read, by their names there."""
     import ml_dtypes

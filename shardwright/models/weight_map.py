@@ -16,6 +16,7 @@ from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import Program
 from shardwright.models.config import shown
 from shardwright.models.description import Model
+from shardwright.models.safetensors_files import NAMES
 from shardwright.models.weights import Stored, TensorRange, dims_of, model_weights
 
 FORMAT = "shardwright weights 1"
@@ -289,7 +290,7 @@ def check_map(
                     weight.span,
                     "--dim may change B and L of an imported program, not the sizes of its weights",
                 )
-        if not weight.type.dtype.is_in_checkpoints:
+        if weight.type.dtype not in NAMES:
             raise fault(
                 "weight-map",
                 f"{weight.name} is {weight.type.dtype}, and checkpoints give f32, bf16, f16, int32 or bool",
