@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from itertools import product
 from math import prod
@@ -87,6 +87,19 @@ class Switched:
     """Nodes of chips behind a switch, and networks between nodes; `levels` from the inside out."""
 
     levels: tuple[NetworkLevel, ...]
+
+    def in_nodes_of(self, units: int) -> Switched:
+        """The same network with `units` chips, or fewer than now, in each node, whose ports go with its chips."""
+        innermost, *outer = self.levels
+        if innermost.units in (None, units):
+            return self
+        share = units / innermost.units
+        return Switched(
+            (
+                replace(innermost, units=units),
+                *(replace(level, egress_bytes_per_s=level.egress_bytes_per_s * share) for level in outer),
+            )
+        )
 
 
 Interconnect = Torus | Switched

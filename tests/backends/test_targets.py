@@ -23,7 +23,8 @@ from shardwright.backends.targets.gpus import gpu_memory_bytes, gpu_names, targe
 from shardwright.backends.targets.names import Platform, Target, chip_names, example_name, parse_target, target_of
 from shardwright.compiling.compile_program import passes_of
 from shardwright.cost.hardware.chips import chip_names as priced_chips
-from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.chips import Switched, load_chip
+from shardwright.cost.hardware.topology import SwitchedTopology, topology_of
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import AllGather, ReduceScatter
 from shardwright.ir.walk import lets_in
@@ -129,7 +130,7 @@ def test_a_mesh_on_a_slice(name: str, mesh: Mapping[str, int], first: list[tuple
     ("name", "mesh", "said", "way_out"),
     [
         ("tpu-v4:2x2x2", {"x": 4}, "the mesh x=4 has 4 chips, tpu-v4:2x2x2 has 8", "--mesh"),
-        ("h100:2x4", {"x": 2, "y": 4}, "the mesh takes 8 chips of each node, and h100:2x4 has 4", "h100:8"),
+        ("h100:2x3", {"x": 3, "y": 2}, "the mesh takes 2 chips of each node, and h100:2x3 has 3", "h100:3x2"),
         ("h100:2x6", {"x": 3, "y": 4}, "the mesh takes 4 chips of each node, and h100:2x6 has 6", "h100:3x4"),
     ],
 )
@@ -139,6 +140,19 @@ def test_a_mesh_that_does_not_lie_there(name: str, mesh: Mapping[str, int], said
     (diagnostic,) = caught.value.diagnostics
     assert (diagnostic.code, diagnostic.message) == ("mesh-fit", said)
     assert way_out in diagnostic.notes[0].message
+
+
+def test_a_shape_of_nodes_says_how_many_gpus_a_node_has() -> None:
+    half, whole = parse_target("h100:2x4"), parse_target("h100:2x8")
+    assert half.order({"x": 2, "y": 2, "z": 2}) is None
+    assert half.chip is not None
+    assert whole.chip == load_chip("h100")
+    laid = topology_of(half.chip, {"x": 2, "y": 2, "z": 2})
+    assert isinstance(laid, SwitchedTopology)
+    assert (laid.groups("x"), laid.groups("yz")) == ((1, 2), (4, 1))
+    network = load_chip("h100").interconnect
+    assert isinstance(network, Switched)
+    assert laid.egress(1) == network.levels[1].egress_bytes_per_s / 2
 
 
 def test_gpus_are_described_as_their_chips_are() -> None:
