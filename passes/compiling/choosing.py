@@ -11,7 +11,8 @@ from functools import partial
 
 from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions
-from shardwright.cost.choosing.layout_program.solver import ExcludedChoice, Outcome, ProgramSolve
+from shardwright.cost.choosing.layout_program.exclusions import ExcludedChoice
+from shardwright.cost.choosing.layout_program.solver import Outcome, ProgramSolve
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import most_entries
 from shardwright.cost.choosing.objective import Objective
@@ -21,6 +22,7 @@ from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.integer_program.highs import import_solver
 from shardwright.cost.movements.movement import duration_text
 from shardwright.cost.programs.memory import device_bytes
+from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
@@ -205,8 +207,8 @@ class _Chooser:
     def exact(self) -> None:
         """By integer programs, as far as the time goes.
 
-        What exceeds the limit though its rows of memory do not is excluded, and the limit is lowered by as much for
-        once, to find something that fits.
+        What exceeds the limit though its rows of memory do not is excluded with all that takes as much at that moment,
+        and the limit is lowered by as much for once, to find something that fits.
         """
         excluded: list[ExcludedChoice] = []
         detail = _DETAIL
@@ -223,6 +225,8 @@ class _Chooser:
                 found = self.placed(solve)
             except DiagnosticError as error:
                 self.fault = error
+            if found is not None:
+                excluded.extend(self.excluded(found, outcome))
             if lowered:
                 lowered = False
                 continue
@@ -230,17 +234,24 @@ class _Chooser:
             self.relaxed_ns = max(self.relaxed_ns, outcome.bound_ns)
             if found is None or found.fits:
                 return
-            chosen = found.placement.solution.choice
-            if chosen in outcome.excluded:
-                excluded.append(outcome.excluded[chosen])
             if detail:
                 detail = 0.0
                 continue
-            for cost in found.costs:
-                over = cost.memory.peak - self.chip.memory_bytes
-                if over > 0:
-                    less[cost.func] = less.get(cost.func, 0.0) + over
+            for cost in self.too_large(found):
+                less[cost.func] = less.get(cost.func, 0.0) + cost.memory.peak - self.chip.memory_bytes
             lowered = True
+
+    def too_large(self, found: SearchResult) -> list[Cost]:
+        """The costs of the functions that do not fit."""
+        return [cost for cost in found.costs if cost.memory.peak > self.chip.memory_bytes]
+
+    def excluded(self, found: SearchResult, outcome: Outcome) -> list[ExcludedChoice]:
+        """The choices that may not be made again after what was found, for each function that does not fit."""
+        chosen = outcome.excluded.get(found.placement.solution.choice)
+        if chosen is None:
+            return []
+        funcs = {func.name: func for func in found.program.funcs}
+        return [chosen.at_peak(self.structure, funcs[cost.func], cost.memory) for cost in self.too_large(found)]
 
     def incumbent(self) -> float:
         """The least time of what fits, without what moves at edges and is not counted in the choice."""

@@ -19,6 +19,7 @@ from shardwright.cost.choosing.kernel_shares import structure_of
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, UsesTree, ValueNode
 from shardwright.cost.choosing.layout_program.candidates import Candidates, narrowed
 from shardwright.cost.choosing.layout_program.columns import Linear
+from shardwright.cost.choosing.layout_program.exclusions import ExcludedChoice, exclusion, together
 from shardwright.cost.choosing.layout_program.formulation import Formulation
 from shardwright.cost.choosing.layout_program.memory_rows import MemoryRows
 from shardwright.cost.choosing.layout_solution import LayoutSolution
@@ -157,12 +158,15 @@ func f(x: BLE?) -> BLE?(partialsum-?) {
 
 
 class _Anything:
-    """Layouts and movements by random costs, with the most bytes that any row of memory has for them."""
+    """Layouts and movements by random costs, all that is `demanded` among them, or with the most bytes that any row of
+    memory has for them."""
 
-    def __init__(self, program: Program, seed: int) -> None:
+    def __init__(self, program: Program, seed: int, demanded: ExcludedChoice | None = None) -> None:
         self.rng = np.random.default_rng(seed)
         self.structure = structure_of(program)
         self.counted: dict[str, float] = {}
+        self.demanded = demanded
+        self.chosen: ExcludedChoice | None = None
 
     def __call__(self, problem: LayoutProblem) -> LayoutSolution:
         edges: dict[ValueNode, list[tuple[int, int]]] = {}
@@ -179,8 +183,7 @@ class _Anything:
         assert left is not None
         made = Formulation(solver.graph, left)
         ours = made.program.size
-        rows = MemoryRows(made, solver, 1.0)
-        lines = {name: list(each) for name, each in rows.lines().items()}
+        lines = MemoryRows(made, solver, 1.0).lines() if self.demanded is None else {}
         costs = np.zeros(made.program.size)
         for columns in made.choices:
             costs[columns] = self.rng.random(len(columns))
@@ -196,6 +199,10 @@ class _Anything:
                     if target in at_home:  # what comes back home is never written down
                         both = Linear([np.array([column, at_home[target]])], [np.ones(2)])
                         made.program.row(both, -np.inf, 1.0)
+        if self.demanded is not None:
+            line = together(solver, made, self.demanded)
+            assert line is not None
+            made.program.row(line, self.demanded.size, np.inf)
         costs[ours:] = 0.01
         made.program.costs = [costs]
         solved = made.program.solve(60.0, 1e-3)
@@ -210,7 +217,14 @@ class _Anything:
             sums = [float(coefficients @ solved.values[columns]) for columns, coefficients in joined]
             self.counted[name] = max(sums, default=-math.inf)
         choice = tuple(made.chosen(solved.values))
+        self.chosen = exclusion(solver, made, choice, solved.values)
         return solver.placement(solver.in_groups(GraphSolution(choice, 0.0, 0.0, 0)), solver.moves, 1.0)
+
+
+def finished(program: Program, anything: _Anything) -> Program:
+    """The program with such layouts, and all that moves."""
+    made = place(program, PlacementOptions(), partial(place_layouts, program, solve=anything))[0]
+    return run_passes(made, (ChooseDigitOrder(tied=True), InsertMoves(), Cleanup(), ChooseDigitOrder()))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -220,11 +234,26 @@ def test_rows_never_count_more_than_the_finished_program_takes(name: str) -> Non
     shares: list[float] = []
     for seed in range(6):
         anything = _Anything(program, seed)
-        made = place(program, PlacementOptions(), partial(place_layouts, program, solve=anything))[0]
-        for applied in (ChooseDigitOrder(tied=True), InsertMoves(), Cleanup(), ChooseDigitOrder()):
-            made = applied.run(made)
+        made = finished(program, anything)
         peak = memory_of(made, made.funcs[0]).peak
         assert anything.counted["f"] <= peak + 1e-6
         shares.append(anything.counted["f"] / peak)
     assert max(shares) > 0.95
     assert np.mean(shares) > 0.85
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_excluded_takes_as_much_wherever_all_else_lies(name: str) -> None:
+    program = run_passes(load(Source(name, PROGRAMS[name])), (Decompose(), Cleanup()))
+    narrower = 0
+    for seed in range(2):
+        first = _Anything(program, seed)
+        made = finished(program, first)
+        memory = memory_of(made, made.funcs[0])
+        assert first.chosen is not None
+        excluded = first.chosen.at_peak(first.structure, made.funcs[0], memory)
+        narrower += excluded.size < first.chosen.size
+        for other in range(2):
+            made = finished(program, _Anything(program, 100 + other, excluded))
+            assert memory_of(made, made.funcs[0]).peak >= memory.peak
+    assert narrower

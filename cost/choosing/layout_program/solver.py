@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 
@@ -22,8 +22,9 @@ from shardwright.cost.choosing.kernel_shares import Structure
 from shardwright.cost.choosing.layout_problem import LayoutProblem, UsesTree, ValueNode
 from shardwright.cost.choosing.layout_program.candidates import Candidates, narrowed, possible_moves
 from shardwright.cost.choosing.layout_program.cases import Case, Cases
-from shardwright.cost.choosing.layout_program.columns import ColumnValues, Linear
-from shardwright.cost.choosing.layout_program.formulation import Formulation, Tree
+from shardwright.cost.choosing.layout_program.columns import ColumnValues
+from shardwright.cost.choosing.layout_program.exclusions import ExcludedChoice, exclude, exclusion, layouts_of
+from shardwright.cost.choosing.layout_program.formulation import Formulation
 from shardwright.cost.choosing.layout_program.memory_rows import MemoryRows
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import MOST_ENTRIES
@@ -60,15 +61,6 @@ _FEW = 20_000
 
 COLUMNS_A_SECOND = 50_000
 """For each second that is left, where HiGHS is alone; its program of more would not be written down in time."""
-
-
-@dataclass(frozen=True)
-class ExcludedChoice:
-    """Choices and moves that together may not be made again: variables with their layouts' codes, and of trees whose
-    moves the choices leave open, the moves by tree, leaves and codes."""
-
-    choices: tuple[tuple[int, int], ...]
-    moves: tuple[tuple[int, int, int, int], ...] = ()
 
 
 @dataclass
@@ -176,7 +168,7 @@ class _ProgramSolver(TimeSolver):
         if memory:
             MemoryRows(made, self, self.chip.memory_bytes).add(self.wanted.less, self.wanted.detail)
         for each in self.wanted.excluded:
-            self.exclude(made, each)
+            exclude(self, made, each)
         solved = made.program.solve(self.effort.end - time.monotonic(), _EXACT)
         bound = math.inf if solved.infeasible else solved.bound
         self.wanted.outcome.add(
@@ -244,7 +236,7 @@ class _ProgramSolver(TimeSolver):
         made = Formulation(self.graph, left)
         MemoryRows(made, self, self.chip.memory_bytes).add(self.wanted.less, self.wanted.detail)
         for each in self.wanted.excluded:
-            self.exclude(made, each)
+            exclude(self, made, each)
         self.wanted.outcome.columns += made.program.size
         seconds = self.effort.end - time.monotonic()
         if seconds <= 0:
@@ -278,10 +270,10 @@ class _ProgramSolver(TimeSolver):
         for f, tree in made.trees.items():
             entry = self.entries[f]
             if isinstance(entry, UsesTree):
-                layouts = self.layouts(tree)
+                layouts = layouts_of(self, tree)
                 ends = made.moved(f, solved.values)
                 moves[entry.node] = [(int(layouts[a]), int(layouts[b])) for a, b in ends]
-        self.exclusions[choice] = self.exclusion(made, choice, solved.values)
+        self.exclusions[choice] = exclusion(self, made, choice, solved.values)
         return GraphSolution(choice, solved.objective, solved.bound, 0)
 
     def least_kept(self) -> float:
@@ -294,51 +286,6 @@ class _ProgramSolver(TimeSolver):
         if node in self.edges_of:
             return self.edges_of[node]
         return super().edges(node, costs, choice)
-
-    # ------------------------------------------------------------ what does not fit after all
-
-    def exclusion(self, made: Formulation, choice: Sequence[int], values: Floats) -> ExcludedChoice:
-        """The row that excludes what was chosen."""
-        chosen: list[tuple[int, int]] = []
-        for variable, domain in enumerate(self.choices):
-            if len(domain) > 1:
-                codes = self.problem.variables[variable].group.root().codes
-                chosen.append((variable, int(codes[domain[choice[variable]]])))
-        moves: list[tuple[int, int, int, int]] = []
-        for f, tree, codes in self.open_trees(made):
-            for arcs, moving in tree.moving():
-                at = np.flatnonzero(moving & (values[arcs.columns] > 0.5))
-                ends = zip(codes[arcs.source[at]], codes[arcs.target[at]], strict=True)
-                moves.extend((f, arcs.subset, int(a), int(b)) for a, b in ends)
-        return ExcludedChoice(tuple(chosen), tuple(moves))
-
-    def open_trees(self, made: Formulation) -> Iterator[tuple[int, Tree, NDArray[np.int64]]]:
-        """Trees, with their numbers and the codes of their layouts, whose moves the choices leave open."""
-        for f, tree in made.trees.items():
-            if len(tree.leaves) > 1:
-                yield f, tree, self.problem.variables[tree.factor.variables[0]].group.root().codes[self.layouts(tree)]
-
-    def layouts(self, tree: Tree) -> NDArray[np.int64]:
-        """The layouts of a tree by their numbers in the group."""
-        return np.unique(np.concatenate([self.choices[v] for v in tree.factor.variables]))
-
-    def exclude(self, made: Formulation, each: ExcludedChoice) -> None:
-        """At least one of the choices, or of the moves, is another one."""
-        line = Linear()
-        for variable, code in each.choices:
-            codes = self.problem.variables[variable].group.root().codes[self.choices[variable][made.kept[variable]]]
-            at = np.flatnonzero(codes == code)
-            if not len(at):
-                return
-            line.add(made.choices[variable][at], 1.0)
-        trees = {f: (tree, codes) for f, tree, codes in self.open_trees(made)}
-        for f, subset, source, target in each.moves:
-            tree, codes = trees[f]
-            for arcs in tree.arcs:
-                if arcs.subset == subset:
-                    at = np.flatnonzero((codes[arcs.source] == source) & (codes[arcs.target] == target))
-                    line.add(arcs.columns[at], 1.0)
-        made.program.row(line, -math.inf, len(each.choices) + len(each.moves) - 1.0)
 
 
 # ---------------------------------------------------------------- HiGHS alone

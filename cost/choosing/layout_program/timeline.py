@@ -15,7 +15,7 @@ from shardwright.cost.choosing.kernel_shares import Structure
 from shardwright.cost.choosing.layout_problem import LayoutProblem, Location, UseKey, ValueNode
 from shardwright.cost.kernels.fusion import is_view, pointwise
 from shardwright.ir.ops import Update
-from shardwright.ir.program import Func, Let, Loop, SetState, Statement
+from shardwright.ir.program import Free, Func, Let, Loop, SetState, Statement
 from shardwright.ir.walk import operand_names
 
 STRIDE = 64
@@ -76,6 +76,9 @@ class FunctionTimeline:
     arguments: list[ValueNode]
     values: list[Lifetime]
     moments: list[Moment]
+    reaches: dict[ValueNode, tuple[int, int]]
+    """From when to when something of a value, or a copy of it, may be in memory, whatever the layouts; of weights,
+    state and arguments, copies alone."""
 
 
 def timeline(problem: LayoutProblem, structure: Structure, func: Func) -> FunctionTimeline:
@@ -96,6 +99,8 @@ class _Walk:
         self.kinds: dict[ValueNode, Bytes] = {}
         self.lets: list[tuple[Location, Let, int]] = []
         self.views: list[tuple[Location, Let]] = []
+        self.lasting: set[str] = set()
+        """The names that become state, or are freed where it is said."""
 
     def timeline(self) -> FunctionTimeline:
         for value in self.func.params:
@@ -117,7 +122,7 @@ class _Walk:
         self.share(by_node)
         arguments = [self.problem.defined[self.top, value.name] for value in self.func.params]
         moments = [self.moment(at, statement, position, by_node) for at, statement, position in self.lets]
-        return FunctionTimeline(self.func, arguments, values, moments)
+        return FunctionTimeline(self.func, arguments, values, moments, self.reaches())
 
     # ------------------------------------------------------------ the walk
 
@@ -130,6 +135,9 @@ class _Walk:
                     self.let(statement, at)
                 case SetState():
                     self.use((at, 0), 0)
+                    self.lasting.add(statement.operand)
+                case Free():
+                    self.lasting.update(statement.names)
                 case Loop():
                     self.loop(statement, at)
                 case _:
@@ -184,6 +192,32 @@ class _Walk:
             return CopySpan(start * STRIDE + slot, end * STRIDE + STRIDE - 1)
         return CopySpan(position * STRIDE + slot, position * STRIDE + _KERNEL)
 
+    def reaches(self) -> dict[ValueNode, tuple[int, int]]:
+        """A value is read until the kernels have run that what reads it is computed in, or a view of it is read."""
+        kernels = {at: position * STRIDE + _KERNEL for at, _, position in self.lets}
+        end = (self.position + 1) * STRIDE
+        found: dict[ValueNode, tuple[int, int]] = {}
+        for node in self.problem.nodes:
+            if node.func not in (None, self.func.name):
+                continue
+            keys = [key for key, _, _ in node.uses if key in self.used]
+            spans = [self.span(node, key) for key in keys]
+            roots = [kernels[root] for at, _ in keys for root in self.structure.within.get(at, ())]
+            begins = [self.begins[node]] if node in self.begins else []
+            if begins or spans:
+                first = min([*begins, *(span.start for span in spans)])
+                last = max([*roots, *(begin + STRIDE for begin in begins), *(span.end for span in spans)])
+                found[node] = first, end if node.name in self.lasting else last
+        updates = [(at, let) for at, let, _ in self.lets if isinstance(let.operation, Update)]
+        shows = [
+            (self.shown(at, let), self.problem.defined[at, value.name])
+            for at, let in [*self.views, *updates]
+            for value in let.results
+        ]
+        for shown, view in sorted(shows, key=lambda pair: -found[pair[1]][0]):  # what views show was there before them
+            found[shown] = found[shown][0], max(found[shown][1], found[view][1])
+        return found
+
     # ------------------------------------------------------------ what lies in the bytes of another
 
     def share(self, by_node: dict[ValueNode, Lifetime]) -> None:
@@ -199,8 +233,8 @@ class _Walk:
                     view.bytes = Bytes.ELSEWHERE
 
     def shown(self, at: Location, view: Let) -> ValueNode:
-        """The value that a view shows."""
-        (name,) = operand_names(view.operands)
+        """The value that a view shows, or an update is of."""
+        name, *_ = operand_names(view.operands)
         node, _ = self.problem.by_use[at, view.operands.index(name)]
         return node
 
