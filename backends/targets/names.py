@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from math import prod
@@ -202,8 +202,8 @@ def parse_target(name: str) -> Target:
             return Target(name, PLATFORMS["tpu"], described, sizes)
         case Switched() as switched:
             _check_node_shape(name, sizes, switched)
-            in_nodes = replace(described, interconnect=switched.in_nodes_of(sizes[-1]))
-            return Target(name, PLATFORMS["cuda"], in_nodes, sizes)
+            in_nodes = f"{described.name}:{shape}" if len(sizes) > 1 else described.name
+            return Target(name, PLATFORMS["cuda"], load_chip(in_nodes), sizes)
 
 
 def target_of(devices: Sequence[Any]) -> Target | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
@@ -271,6 +272,9 @@ GB/s from other chips in all, no latencies, no limit of memory. Under `DATASHEET
 The link to the host has 32 GB/s each way, the disk 3 GB/s."""
 
 
+_OF_NODES = re.compile(r"(.+):[1-9][0-9]*x([1-9][0-9]*)")
+
+
 def chip_names() -> tuple[str, ...]:
     """The chips that come with the package, sorted."""
     return _names("chips")
@@ -282,13 +286,19 @@ def machine_names() -> tuple[str, ...]:
 
 
 def load_chip(name_or_path: str) -> Chip:
-    """A chip that comes with the package by its name, or a file of the user's own by its path.
+    """A chip that comes with the package by its name, or a file of the user's own by its path. The name of a target of
+    nodes, `h100:2x4`, has the chip with nodes of that size.
 
     Raises a `DiagnosticError`: unknown name (with the nearest), unreadable file, or the line and
     key at fault.
     """
     if name_or_path == REFERENCE.name:
         return REFERENCE
+    if (target := _OF_NODES.fullmatch(name_or_path)) and target[1] in chip_names():
+        chip, units = load_chip(target[1]), int(target[2])
+        if isinstance(chip.interconnect, Switched) and units <= (chip.interconnect.levels[0].units or units):
+            network = chip.interconnect.in_nodes_of(units)
+            return chip if network is chip.interconnect else replace(chip, name=name_or_path, interconnect=network)
     return _loaded(name_or_path, "chip", chip_names(), _chip)
 
 

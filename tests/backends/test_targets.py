@@ -147,6 +147,7 @@ def test_a_shape_of_nodes_says_how_many_gpus_a_node_has() -> None:
     assert half.order({"x": 2, "y": 2, "z": 2}) is None
     assert half.chip is not None
     assert whole.chip == load_chip("h100")
+    assert half.chip == load_chip("h100:2x4") != load_chip("h100")
     laid = topology_of(half.chip, {"x": 2, "y": 2, "z": 2})
     assert isinstance(laid, SwitchedTopology)
     assert (laid.groups("x"), laid.groups("yz")) == ((1, 2), (4, 1))
