@@ -109,7 +109,7 @@ def execute(args: argparse.Namespace) -> int:
             from shardwright.tracing.demands import with_shardings
 
             program, notes = with_shardings(program, shardings)
-            print_notes(shardings, notes)
+            print_notes(shardings.name, notes)
         if args.explain:
             from shardwright.searching.next_best import explain
 

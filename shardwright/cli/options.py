@@ -441,12 +441,11 @@ def stated_shardings(args: argparse.Namespace) -> Source | None:
     return read_program(args.shardings) if args.shardings else None
 
 
-def print_notes(source: Source | None, notes: Sequence[str]) -> None:
-    """Says on standard error what types have no words for."""
+def print_notes(name: str, notes: Sequence[str]) -> None:
+    """Says on standard error what a program has no words for in the file of this name."""
     import sys
 
-    if source is not None:
-        print("".join(f"{source.name}: note: {note}\n" for note in notes), end="", file=sys.stderr)
+    print("".join(f"{name}: note: {note}\n" for note in notes), end="", file=sys.stderr)
 
 
 def add_output(parser: Parser, metavar: str, *, required: bool = False, kind: Callable[[str], str] = str) -> None:

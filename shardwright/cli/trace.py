@@ -51,7 +51,7 @@ def execute(args: argparse.Namespace) -> int:
     shardings = stated_shardings(args)
     traced = trace(function, examples, mesh=args.mesh, name=name, shardings=shardings)
     traced.require_agreement()
-    print_notes(shardings, traced.notes)
+    print_notes(shardings.name if shardings is not None else path, traced.notes)
     write_output(args.output, traced.text)
     if traced.paths:
         write_output(str(map_path(args.output)), to_json(traced.weight_map))

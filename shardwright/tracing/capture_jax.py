@@ -47,10 +47,15 @@ def jaxpr_of(function: Callable[..., Any], args: Sequence[Any], *more: Any) -> t
 
 
 def capture(
-    function: Callable[..., Any], args: Sequence[Any], name: str, weights: Mapping[str, Any] | None = None
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    name: str,
+    weights: Mapping[str, Any] | None = None,
+    changed: Sequence[str] = (),
 ) -> TracedFunction:
     """Traces the function at these example arguments, arrays or `jax.ShapeDtypeStruct`. With `weights`, arrays by path,
-    the function takes these as a dict before the others, and they are the graph's constants."""
+    the function takes these as a dict before the others, and they are the graph's constants; the last of its results
+    are new values of those that are `changed`."""
     import jax
 
     closed, shapes = jaxpr_of(function, args, *([] if weights is None else [weights]))
@@ -68,21 +73,27 @@ def capture(
             results = [reader.with_layout(*pair) for pair in zip(results, params["out_shardings"], strict=True)]
     stored = tuple(GraphEdge(("weights", "constant"), variable.shape, variable.dtype) for variable in graph.constants)
     if weights is not None:
-        stored += _weights_apart(graph, weights)
-    return TracedFunction(name, graph, tuple(inputs), tuple(results), stored, reader.mesh)
+        stored += _weights_apart(graph, weights, changed)
+    return TracedFunction(
+        name, graph, tuple(inputs), tuple(results[: len(results) - len(changed)]), stored, reader.mesh
+    )
 
 
-def _weights_apart(graph: Graph, weights: Mapping[str, Any]) -> tuple[GraphEdge, ...]:
-    """Makes constants of the parameters that are weights, as far as they are read, and returns their edges."""
+def _weights_apart(graph: Graph, weights: Mapping[str, Any], changed: Sequence[str]) -> tuple[GraphEdge, ...]:
+    """Makes constants of the parameters that are weights, as far as they are read or changed; returns their edges."""
     read = {operand.number for application in graph.applications for operand in application.operands
             if isinstance(operand, Variable)}  # fmt: skip
     read |= {operand.number for operand in graph.results if isinstance(operand, Variable)}
     edges: list[GraphEdge] = []
-    for path in sorted(weights):  # the order of a dict's leaves
-        variable = graph.parameters.pop(0)
-        if variable.number in read:
+    variables = {path: graph.parameters.pop(0) for path in sorted(weights)}  # the order of a dict's leaves
+    for path in (*sorted(weights.keys() - set(changed)), *changed):
+        variable = variables[path]
+        if variable.number in read or path in changed:
             graph.constants[variable] = np.asarray(weights[path])
             edges.append(GraphEdge(("weights", *path.split(".")), variable.shape, variable.dtype))
+    first = len(graph.results) - len(changed)
+    graph.changed = {variables[path]: new for path, new in zip(changed, graph.results[first:], strict=True)}
+    del graph.results[first:]
     return tuple(edges)
 
 

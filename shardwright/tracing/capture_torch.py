@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+_CHANGES = ("BUFFER_MUTATION", "PARAMETER_MUTATION")
+"""What `torch.export` calls results that become a module's own tensors."""
+
+
 @dataclass(frozen=True)
 class ExportedModule:
     """A module as a function of JAX of its weights by path, and of its arguments; the weights, and the arguments."""
@@ -44,23 +48,31 @@ class ExportedModule:
     """The same as tensors."""
     lifted: frozenset[str] = frozenset()
     """The paths of tensors that the module makes itself, and that are none of its parameters or buffers."""
+    changed: tuple[str, ...] = ()
+    """The paths of buffers that a call changes: the function returns their new values after its results."""
+    notes: tuple[str, ...] = ()
+    """Remarks on what a call changes and the program does not."""
 
     def random_weights(self, seed: int) -> dict[str, npt.NDArray[Any]]:
         """The weights with noise on its parameters, so that none of them is all zeros or ones; buffers as they are."""
         random = np.random.default_rng(seed)
-        parameters = {path for path, _ in self.module.named_parameters(remove_duplicate=False)}
+        parameters = {path for path, _ in self.module.named_parameters(remove_duplicate=False)}.difference(self.changed)
         return {
             path: (array + 0.1 * random.normal(size=array.shape)).astype(array.dtype) if path in parameters else array
             for path, array in self.weights.items()
         }
 
-    def called(self, weights: Mapping[str, Any], leaves: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """The results of the module itself, with these weights in place of its own."""
+    def called(
+        self, weights: Mapping[str, Any], leaves: Sequence[npt.NDArray[Any]]
+    ) -> tuple[list[npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
+        """The results of the module itself, with these weights in place of its own, and the buffers that it changes: by
+        path, before they are again as they were."""
         import torch
         from torch.utils import _pytree as pytree
 
         own = _tensors_of(self.module, remove_duplicate=False)
-        arrays = {_memory(own[path]): array for path, array in weights.items() if path in own}
+        kept = {path: own[path].clone() for path in self.changed}
+        arrays = {_memory(own[path]): array for path, array in weights.items() if path in own and path not in kept}
         # By one path of each module: `functional_call` leaves one that has several with what it was given.
         once = [path for name, each in self.module.named_modules() for path in _tensors_of(each, name, recurse=False)]
         state = {path: _tensor(arrays[_memory(own[path])], own[path]) for path in once if _memory(own[path]) in arrays}
@@ -73,10 +85,14 @@ class ExportedModule:
                 results = torch.func.functional_call(
                     self.module, state, pytree.tree_unflatten(given, tree), tie_weights=False
                 )
+                found = [as_numpy(leaf.clone()) for leaf in pytree.tree_leaves(results) if torch.is_tensor(leaf)]
+                return found, {path: as_numpy(own[path].clone()) for path in kept}
             except (IndexError, RuntimeError) as error:  # an index that is too large, say, which an export does not see
                 said = f"{type(self.module).__name__} fails at these arguments: {type(error).__name__}: {error}"
                 raise untraceable(said.partition("\n")[0], place_of(error)) from error
-        return [as_numpy(leaf) for leaf in pytree.tree_leaves(results) if torch.is_tensor(leaf)]
+            finally:
+                for path, before in kept.items():
+                    own[path].copy_(before)
 
 
 def is_module(value: Any) -> bool:
@@ -111,9 +127,7 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     tensors = pytree.tree_map(lambda each: each if each is None else torch.as_tensor(each).clone(), tuple(args))
     module = module.eval()
     try:
-        with _quietly():
-            program = torch.export.export(module, tensors, strict=False)
-            program = program.run_decompositions(_by_rank())
+        program = _exported(module, tensors)
     except Exception as error:
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         cached = hasattr(getattr(module, "config", None), "use_cache") and "Cache" in str(error)
@@ -133,7 +147,28 @@ def exported(module: Any, args: Sequence[Any]) -> ExportedModule:
     weights = {path: as_numpy(values[path]) for path in first.values() if path not in fixed}
     arguments = pytree.tree_map(lambda each: each if each is None else as_numpy(each), tensors)
     lifted = frozenset(program.constants).difference(_tensors_of(module, remove_duplicate=False))
-    return ExportedModule(module, _function(program, paths, fixed), weights, arguments, tensors, lifted)
+    written = program.graph_signature.output_specs
+    buffers = [str(spec.target) for spec in written if spec.kind.name in _CHANGES]
+    changed = tuple(dict.fromkeys(paths[path] for path in buffers if path not in fixed))
+    given = [str(spec.target) for spec in written if spec.kind.name == "USER_INPUT_MUTATION"]
+    lost = [f"the buffer {path}" for path in buffers if path in fixed] + [f"its argument {name}" for name in given]
+    notes = tuple(f"{type(module).__name__} changes {what} in place, and the program does not" for what in lost)
+    function = _function(program, paths, fixed, changed)
+    return ExportedModule(module, function, weights, arguments, tensors, lifted, changed, notes)
+
+
+def _exported(module: Any, tensors: tuple[Any, ...]) -> Any:
+    """The program of `torch.export`; by reading its bytecode where running it does not do, as for buffers that it also
+    holds elsewhere. Raises what it raises when it is run."""
+    import torch
+
+    with _quietly(), torch.no_grad():
+        try:
+            return torch.export.export(module, tensors, strict=False).run_decompositions(_by_rank())
+        except Exception:
+            with contextlib.suppress(Exception):
+                return torch.export.export(module, tensors, strict=True).run_decompositions(_by_rank())
+            raise
 
 
 @contextlib.contextmanager
@@ -188,8 +223,11 @@ def _memory(tensor: Any) -> tuple[object, ...]:
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else (id(tensor),)
 
 
-def _function(program: Any, paths: Mapping[str, str], fixed: Mapping[str, Any]) -> Callable[..., Any]:
-    """The exported graph as a function of weights by path and of the module's arguments, returning a flat list."""
+def _function(
+    program: Any, paths: Mapping[str, str], fixed: Mapping[str, Any], changed: Sequence[str]
+) -> Callable[..., Any]:
+    """The exported graph as a function of weights by path and of the module's arguments, returning a flat list of
+    results and of new values of what is `changed`."""
     graph = program.graph
     specs = program.graph_signature.input_specs
     results = [spec.kind.name == "USER_OUTPUT" for spec in program.graph_signature.output_specs]
@@ -215,7 +253,12 @@ def _function(program: Any, paths: Mapping[str, str], fixed: Mapping[str, Any]) 
                 lacking = next((each for each in kept if each in known and known[each] is None), None)
                 if lacking is not None and lacking.meta.get("val") is not None:
                     raise _refused(lacking, "this result of the operation has no counterpart in the language")
-                return [known[each] for each in kept if each in known]
+                new = {
+                    paths[spec.target]: known[each]
+                    for each, spec in zip(node.args[0], program.graph_signature.output_specs, strict=True)
+                    if spec.kind.name in _CHANGES
+                }
+                return [*(known[each] for each in kept if each in known), *(new[path] for path in changed)]
             else:
                 called = next(iter(node.users), node)
                 raise _refused(called, f"{called.target} calls a graph, which has no counterpart in the language")

@@ -68,12 +68,10 @@ def difference_of(
             expected = _called(function, args, inputs)
     else:
         noisy = module.random_weights(seed)
-        expected = module.called(noisy, inputs)
-        tried = weights | {
-            value.name: np.stack([noisy[path] for path in edge.members]) if edge.members else noisy[edge.name]
-            for value, edge in zip(program.weights, traced.weights, strict=True)
-            if edge.members or edge.name in noisy
-        }
+        expected, changed = module.called(noisy, inputs)
+        stored = list(zip((*program.weights, *program.state), traced.weights, strict=True))
+        tried = weights | {value.name: edge.of(noisy) for value, edge in stored if edge.members or edge.name in noisy}
+        expected.extend(edge.of(changed) for _, edge in stored[len(program.weights) :])
 
     def far(inputs: Sequence[Array], expected: Sequence[Array]) -> float:
         return _far(program, dict(zip(names, inputs, strict=True)), tried, expected, rounds=_rounds(traced))
@@ -140,10 +138,12 @@ def _far(
     """How far the program's results are from those expected, with the rounding of its formats where that is nearer."""
     from shardwright.backends.simulation.reference import evaluate
 
-    difference = math.inf
+    difference, state = math.inf, {value.name: weights[value.name] for value in program.state}
+    kept = {value.name: weights[value.name] for value in program.weights}
     for precision in ("declared",) if rounds else ("exact", "declared"):
-        results, _ = evaluate(program, program.funcs[0].name, inputs, weights, precision=precision)
-        difference = min(difference, max(map(_difference, expected, results), default=0.0))
+        results, new = evaluate(program, program.funcs[0].name, inputs, kept, state, precision=precision)
+        found = (*results, *(new[name] for name in state))
+        difference = min(difference, max(map(_difference, expected, found), default=0.0))
         if difference < FAR:
             break
     return difference

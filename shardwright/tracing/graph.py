@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from shardwright.ir.types import Partial, Reduction, axis_set
@@ -62,7 +63,9 @@ class Graph:
     applications: list[Application] = field(default_factory=list[Application])
     results: list[Operand] = field(default_factory=list[Operand])
     constants: dict[Variable, npt.NDArray[Any]] = field(default_factory=dict[Variable, npt.NDArray[Any]])
-    """Arrays that the function closes over; only the outermost graph has them."""
+    """Arrays that the function closes over, last those that a call changes; only the outermost graph has them."""
+    changed: dict[Variable, Operand | None] = field(default_factory=dict[Variable, Operand | None])
+    """The values that constants have after a call, as far as it changes them; None where a loop sets each slice."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,10 @@ class GraphEdge:
     def name(self) -> str:
         """The path of a weight as its module has it."""
         return ".".join(self.path[1:])
+
+    def of(self, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Its array of those by path, stacked where it stands for several."""
+        return np.stack([arrays[path] for path in self.members]) if self.members else arrays[self.name]
 
 
 @dataclass(frozen=True)

@@ -47,19 +47,28 @@ class _Layers:
     count: int
     carried: Mapping[Place, Place]
     stacked: Mapping[Place, tuple[Variable, ...]]
+    changed: Mapping[tuple[Variable, ...], Place]
+    """The result that becomes a weight's new value, of weights that a call changes."""
 
 
 class _Finder:
     """Looks for the layers that a loop would shorten a graph by most."""
 
     def __init__(self, graph: Graph, edges: Mapping[Variable, GraphEdge]) -> None:
-        self.applications, self.edges = graph.applications, edges
+        self.applications, self.edges, self.changed = graph.applications, edges, graph.changed
         self.origin = {
             result.number: (i, k) for i, each in enumerate(graph.applications) for k, result in enumerate(each.results)
         }
         self.uses = Counter(_reads(graph))
         known: dict[Hashable, int] = {}
         self.signs = np.array([known.setdefault(_signature(each), len(known)) for each in graph.applications])
+        self.equal: dict[Hashable, Hashable] = {}
+        """The first variable of those that have one value, as copies of a position for each layer, by their numbers."""
+        firsts: dict[Hashable, tuple[Variable, ...]] = {}
+        for sign, each in zip(self.signs.tolist(), graph.applications, strict=True):
+            key = sign, tuple(self.equal.get(operand.number, operand.number) for operand in _variables(each.operands))
+            for first, result in zip(firsts.setdefault(key, each.results), each.results, strict=True):
+                self.equal[result.number] = first.number
         self.alive = self._alive()
 
     def best(self) -> _Layers | None:
@@ -121,7 +130,21 @@ class _Finder:
                 return None
             if _common([self.edges[each] for each in group]) is None:
                 return None
-        return _Layers(start, period, count, carried, weights)
+        changed = {group: self._changed_at(group, start, period) for group in times if self.changed.keys() & {*group}}
+        if None in changed.values():
+            return None
+        places = {group: place for group, place in changed.items() if place is not None}
+        return _Layers(start, period, count, carried, weights, places)
+
+    def _changed_at(self, group: Sequence[Variable], start: int, period: int) -> Place | None:
+        """The result of each period that becomes its own of the weights; None where these come from elsewhere."""
+        places: set[Place] = set()
+        for n, variable in enumerate(group):
+            new = self.changed.get(variable)
+            at, k = self.origin.get(new.number, (-1, 0)) if isinstance(new, Variable) else (-1, 0)
+            places.add((at - start - n * period, k))
+        (place, *others) = places
+        return place if not others and 0 <= place[0] < period else None
 
     def _continues(
         self,
@@ -142,7 +165,7 @@ class _Finder:
                 if made[0] >= start:
                     if (at, k) != (made[0] + count * period, made[1]):
                         return False
-                elif a.number == b.number:
+                elif self.equal.get(a.number, a.number) == self.equal.get(b.number, b.number):
                     if place in carried or place in stacked:
                         return False
                 elif at >= start:
@@ -174,7 +197,9 @@ def _with_loop(
     outputs = [last[j].results[k] for j, k in taken.carries]
     collected: list[Variable] = []
     after: list[Application] = []
-    read = set(_reads(Graph(applications=graph.applications[end:], results=graph.results)))
+    members = {variable: group for group in stacks for variable in group}
+    changed = {variable: new for variable, new in graph.changed.items() if variable not in members}
+    read = set(_reads(Graph(applications=graph.applications[end:], results=graph.results, changed=changed)))
     for j, application in enumerate(first):
         for k, of_first in enumerate(application.results):
             made = [graph.applications[start + n * period + j].results[k] for n in range(count)]
@@ -191,11 +216,14 @@ def _with_loop(
         "num_carry": len(taken.carries),
         "reverse": False,
         "body": Graph([inner for _, inner in pairs], body, results),
+        "changed": {
+            taken.slices[group[0].number][1]: (stacks[group], first[j].results[k])
+            for group, (j, k) in layers.changed.items()
+        },
     }
     scan = Application(
         "scan", tuple(outer for outer, _ in pairs), params, tuple(outputs), last[-1].place, last[-1].frames
     )
-    members = {variable: group for group in stacks for variable in group}
     constants: dict[Variable, Any] = {}
     known: dict[Variable, GraphEdge] = {}
     for variable, array in graph.constants.items():
@@ -206,7 +234,8 @@ def _with_loop(
             constants[stacks[group]] = np.stack([graph.constants[each] for each in group])
             known[stacks[group]] = common
     applications = [*graph.applications[:start], scan, *after, *graph.applications[end:]]
-    return Graph(graph.parameters, applications, graph.results, constants), known
+    changed |= {stacks[group]: None for group in layers.changed}
+    return Graph(graph.parameters, applications, graph.results, constants, changed), known
 
 
 @dataclass
@@ -260,7 +289,7 @@ def _common(edges: Sequence[GraphEdge]) -> GraphEdge | None:
     shape = (len(edges), *edges[0].shape)
     if len({*paths}) == 1:  # what a function of JAX closes over has no path
         return replace(edges[0], shape=shape)
-    apart = [re.split(r"(?<![^.])(\d+)(?![^.])", path) for path in paths]
+    apart = [re.split(r"(?<![^._])(\d+)(?![^.])", path) for path in paths]
     if len({len(parts) for parts in apart}) > 1:
         return None
     differing = [i for i in range(len(apart[0])) if len({parts[i] for parts in apart}) > 1]
@@ -326,7 +355,7 @@ def _reads(graph: Graph) -> Iterator[Hashable]:
         yield from (each.number for each in _variables(application.operands))
         for body in bodies(application):
             yield from _reads(body)
-    yield from (each.number for each in _variables(graph.results))
+    yield from (each.number for each in _variables([*graph.results, *filter(None, graph.changed.values())]))
 
 
 def _variables(operands: Sequence[Operand]) -> Iterator[Variable]:

@@ -43,7 +43,8 @@ class Trace:
     """Infinite where the two differ in shape or are not finite, NaN where nothing could be compared."""
     seconds: float
     weights: Mapping[str, Array]
-    """Arrays that the function closes over, or a module's parameters and buffers, which are weights of the program."""
+    """Arrays that the function closes over, or a module's parameters and buffers, which are weights of the program, or
+    state where a call changes them."""
     paths: Mapping[str, str]
     """The weights of a module by the program's names, as its `state_dict` names them, with `{layer}` for the number of
     those that are stacked; empty for functions."""
@@ -63,9 +64,10 @@ class Trace:
     not_compared: str = ""
     """Why nothing could be compared, "" where something was."""
     notes: tuple[str, ...] = ()
-    """Remarks on what the `shardings` say that types have no words for."""
+    """Remarks on what the `shardings` say that types have no words for, or what a module changes that is no state."""
     unread: tuple[str, ...] = ()
-    """Names in a module's `state_dict` that the program does not read: a count of batches, or a weight's other name."""
+    """Names in a module's `state_dict` that are no weights of the program: a count of batches, a weight's other name,
+    or what a call changes."""
     slices: Mapping[str, ValueSite] = field(default_factory=dict[str, "ValueSite"], repr=False)
     """Where the bodies of the function's loops have slices of values, by the names of these."""
     place: str = ""
@@ -127,6 +129,7 @@ class Trace:
             "program": self.text,
             "inputs": edges(self.inputs),
             "results": edges(self.results),
+            "state": edges([(self.paths[value.name], value.name, str(value.type)) for value in self.program.state]),
             "operations": dict(self.operations),
             "opaque": list(self.opaque),
             "unnamed": 0,
@@ -186,7 +189,8 @@ def _trace(
             traced = capture(function, args, name or _name(function))
         else:
             args = module.arguments
-            traced = capture(module.function, args, name or _name(function).lower(), module.weights)
+            own = name or _name(function).lower()
+            traced = capture(module.function, args, own, module.weights, module.changed)
         traced = replace(
             rolled(traced), arguments=argument_names(getattr(function, "forward", function) if module else function)
         )
@@ -206,7 +210,8 @@ def _trace(
     program, names = _with_used_dims(_in_any_order(recognized(made.text))), made.names
     func = program.funcs[0]
     text = print_program(program)
-    weights = dict(zip((weight.name for weight in program.weights), traced.graph.constants.values(), strict=True))
+    stored = [value.name for value in (*program.weights, *program.state)]
+    weights = dict(zip(stored, traced.graph.constants.values(), strict=True))
     seconds = perf_counter() - began
     compared_at: Mapping[str, int] = {}
     work, difference, not_compared = work_of(program), Difference(math.nan), ""
@@ -230,15 +235,17 @@ def _trace(
         tuple((".".join(edge.path), str(value), str(type_))
               for edge, value, type_ in zip(traced.results, _returned(text), func.results, strict=True)),
         Counter(_operations(program)), difference.largest, seconds, weights,
-        {value.name: edge.name for value, edge in zip(program.weights, traced.weights, strict=True)
+        {name: edge.name for name, edge in zip(stored, traced.weights, strict=True)
          if module is not None and (edge.members or edge.name in module.weights.keys() - module.lifted)},
-        made.sites, tuple(made.opaque), compared_at, *difference[1:], not_compared, stated.notes if stated else (),
+        made.sites, tuple(made.opaque), compared_at, *difference[1:], not_compared,
+        (*(stated.notes if stated else ()), *(module.notes if module else ())),
         () if module is None else _unread(module.module, traced), made.slices, place,
     )  # fmt: skip
 
 
 def _unread(module: Any, traced: TracedFunction) -> tuple[str, ...]:
-    read = {path for edge in traced.weights for path in (edge.name, *edge.members)}
+    stored = zip(traced.graph.constants, traced.weights, strict=True)
+    read = {p for v, edge in stored if v not in traced.graph.changed for p in (edge.name, *edge.members)}
     return tuple(path for path in module.state_dict() if path not in read)
 
 
@@ -282,6 +289,7 @@ def _in_any_order(program: Program) -> Program:
         if isinstance(site.statement, Let) and isinstance(site.statement.operation, ops.Foreign | ops.Concat)
         for name in operand_names(site.statement.operands)
     }
+    state = {value.name for value in program.state}  # of which an old version may be kept
     any_order = (ops.Merge, ops.Split, ops.Contract, ops.Attend, ops.Rename)
 
     def rewrite(site: walk.Site) -> Sequence[Statement]:
@@ -290,7 +298,7 @@ def _in_any_order(program: Program) -> Program:
             return (statement,)
         if isinstance(statement.operation, ops.Add) and statement.result.name not in counted:
             source, nought = statement.operands
-            if isinstance(source, str) and not isinstance(nought, str) and nought.value == 0:
+            if isinstance(source, str) and source not in state and not isinstance(nought, str) and nought.value == 0:
                 before, after = site.scope.type_of(source).shape, statement.result.type.shape
                 if set(before.dims) == set(after.dims) and before.dtype is after.dtype:
                     kept[statement.result.name] = source

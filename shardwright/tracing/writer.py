@@ -6,6 +6,7 @@ the second time every class of dimensions has its name, and `rename` stands wher
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from shardwright.ir.names import is_valid_name
 from shardwright.ir.types import axis_set, row_text
 from shardwright.tracing.dimensions import Dimensions, Slot
 from shardwright.tracing.graph import Application, Constant, Graph, Layout, Operand, TracedFunction, Variable
+from shardwright.tracing.hints import hint_letters, tie_by_path
 from shardwright.tracing.places import untraceable
 from shardwright.tracing.ranges import note
 from shardwright.tracing.source_names import source_names
@@ -70,6 +72,8 @@ class GraphWriter:
         """Values that count the indices of a dimension, from 0 to its last."""
         self.names: Mapping[Hashable, str] = {}
         """The user's names, by the variable's number."""
+        self.states: dict[Hashable, str] = {}
+        """The names of what a call changes, by the variable's number."""
         self.joined: dict[Hashable, Application] = {}
         """What was put together of parts, by the variable's number."""
 
@@ -213,6 +217,27 @@ class GraphWriter:
             for axis, size in enumerate(operand.shape)
         )
 
+    def set_states(self, changed: Sequence[tuple[Variable, Sequence[Slot | None], Operand]], kept: list[str]) -> None:
+        """Sets what a call changes, here with these axes; what is `kept` of old versions, or becomes another's new
+        one, is copied before."""
+        new: list[str] = []
+        for variable, axes, operand in changed:
+            value = self.whole(operand)
+            for ours, theirs in zip(axes, value.axes, strict=True):
+                self.dimensions.tie(ours, theirs)
+            named = {theirs: ours for ours, theirs in zip(axes, value.axes, strict=True) if theirs is not None}
+            slots = edge_axes(self, axes, operand.shape)
+            name = f"{self.states[variable.number]}_new"
+            new.append(self.full(self.renamed(value, named), slots, variable.dtype, name))
+        formats = {self.states[variable.number]: variable.dtype for variable, _, _ in changed}
+        for texts in (kept, new):
+            for i, old in enumerate(texts):
+                if old in formats:
+                    same = f"logical_or({old}, {old})" if formats[old] == "bool" else f"{old} + 0"
+                    texts[i] = self.write(f"{old}_old", same)
+        for (variable, _, _), text in zip(changed, new, strict=True):
+            self.line(f"set {self.states[variable.number]} = {text}")
+
     # ------------------------------------------------------------ bodies
 
     def apply(self, graph: Graph) -> None:
@@ -292,9 +317,9 @@ def written(
     dimensions go by another letter; where any does, it is written again."""
     dimensions = Dimensions()
     _function(traced, GraphWriter(rules, dimensions))
-    _tie_by_path(traced, dimensions)
+    tie_by_path(traced, dimensions)
     dimensions.tie_pieces()
-    _hint(traced, dimensions)
+    hint_letters(traced, dimensions)
     dimensions.freeze()
     made = _written(traced, rules, mesh or traced.mesh, dimensions)
     others = letters(made.text, dimensions.firm())
@@ -354,7 +379,7 @@ def _sites(
             yield from _sites(body, writer, called)
 
 
-def _edge_axes(writer: GraphWriter, edge_axes: Sequence[Slot | None], shape: Sequence[int]) -> list[Slot]:
+def edge_axes(writer: GraphWriter, edge_axes: Sequence[Slot | None], shape: Sequence[int]) -> list[Slot]:
     """The dimensions at an edge, where axes of size 1 are there, too."""
     return [
         writer.slot(("one", shape[:axis].count(1)), 1) if slot is None else slot for axis, slot in enumerate(edge_axes)
@@ -367,11 +392,15 @@ def _function(traced: TracedFunction, writer: GraphWriter) -> tuple[list[str], l
     names: list[str] = []
     typed: list[str] = []
     for variable, edge in zip(graph.constants, traced.weights, strict=True):
-        name = writer.fresh("_".join(part for part in edge.path[1:] if not part.startswith("{")))
-        slots = _edge_axes(writer, writer.axes(variable), variable.shape)
+        name = writer.fresh("_".join(filter(None, (re.sub(r"_?\{.*?\}", "", part) for part in edge.path[1:]))))
+        slots = edge_axes(writer, writer.axes(variable), variable.shape)
         header.append(f"  {name}: {writer.type(variable.dtype, slots)}")
         _enter(writer, variable, name, slots)
-    weights = ["weights {", *header, "}"] if header else []
+        if variable in graph.changed:
+            writer.states[variable.number] = name
+    kept = len(header) - len(writer.states)
+    stored = [("weights", header[:kept]), ("state", header[kept:])]
+    weights = [line for word, lines in stored if lines for line in (f"{word} {{", *lines, "}")]
     within = Counter("_".join(edge.path[1:]) for edge in traced.inputs)
     for variable, edge in zip(graph.parameters, traced.inputs, strict=True):
         first = int(edge.path[0]) if edge.path and edge.path[0].isdigit() else len(traced.arguments)
@@ -379,20 +408,21 @@ def _function(traced: TracedFunction, writer: GraphWriter) -> tuple[list[str], l
         path = "_".join(edge.path[1:])
         # Of two arguments with the same names within, and of numbered parts, the argument's own name says which.
         name = writer.fresh(f"{own}_{path}" if path and (within[path] > 1 or path[0].isdigit()) else path or own)
-        slots = _edge_axes(writer, writer.axes(variable), variable.shape)
+        slots = edge_axes(writer, writer.axes(variable), variable.shape)
         names.append(name)
         typed.append(f"{name}: {writer.type(variable.dtype, slots, edge.axes, addends=edge.addends)}")
         _enter(writer, variable, _before_loops(writer, name, variable.dtype, slots, edge.axes), slots)
-    if not graph.results:
+    if not traced.results:
         raise untraceable(f"{traced.name} returns no array", "", "return what is to be computed")
     writer.apply(graph)
     results: list[str] = []
     types: list[str] = []
     for operand, edge in zip(graph.results, traced.results, strict=True):
         whole = writer.whole(operand)
-        slots = _edge_axes(writer, whole.axes, operand.shape)
+        slots = edge_axes(writer, whole.axes, operand.shape)
         results.append(writer.full(whole, slots, operand.dtype, "_".join(edge.path) or "result"))
         types.append(writer.type(operand.dtype, slots, edge.axes, addends=edge.addends))
+    writer.set_states([(v, writer.axes(v), new) for v, new in graph.changed.items() if new is not None], results)
     returned = f" -> ({', '.join(types)})" if len(types) > 1 else f" -> {types[0]}"
     writer.line(f"return {', '.join(results)}")
     name = traced.name if is_valid_name(traced.name) else f"{traced.name}_v".lower()
@@ -414,85 +444,3 @@ def _enter(writer: GraphWriter, variable: Variable, name: str, slots: Sequence[S
         if axis is None:
             name = writer.write(name, f"take[{writer.name(slot)}, 0]({name})")
     writer.values[variable.number] = ProgramValue(name, axes, tuple(axis for axis in axes if axis is not None))
-
-
-def _tie_by_path(traced: TracedFunction, dimensions: Dimensions) -> None:
-    """Parameters whose paths differ in numbers alone, as those of two layers, have the same dimensions."""
-    first: dict[tuple[object, ...], Variable] = {}
-    for variable, edge in traced.stored():
-        parts = tuple("".join(c for c in part if not c.isdigit()) for part in edge.path[1:])
-        if not any(parts):
-            continue
-        other = first.setdefault((parts, variable.shape), variable)
-        for a, b in zip(dimensions.axes(variable, frozenset()), dimensions.axes(other, frozenset()), strict=True):
-            dimensions.tie(a, b)
-
-
-def _hint(traced: TracedFunction, dimensions: Dimensions) -> None:
-    _tie_logits(traced, dimensions)
-    for variable in traced.graph.parameters:
-        axes = dimensions.axes(variable, frozenset())
-        if variable.dtype in {"int32", "int64"}:
-            for axis, letter in zip(axes[:2], "BL", strict=False):
-                dimensions.hint(axis, letter, 5)
-    for variable in traced.graph.parameters[-1:]:
-        axes = dimensions.axes(variable, frozenset())
-        rows = axes[:-1] if 1 < len(axes) < 4 and variable.dtype not in {"int32", "int64"} else axes
-        for axis, letter in zip(rows, "BL", strict=False):
-            dimensions.hint(axis, letter, 9)
-        # A scan along the positions of (B, L, E) is over no layers.
-        if len(axes) == 3 and axes[1] is not None and dimensions.hinted().get(dimensions.find(axes[1])) == "N":
-            dimensions.hint(axes[1], "L", 1)
-    _hint_weights(traced, dimensions)
-
-
-def _tie_logits(traced: TracedFunction, dimensions: Dimensions) -> None:
-    """Results as wide as the vocabulary are logits: their last dimension is that of the table."""
-    tables = [slot for slot, letter in dimensions.hinted().items() if letter == "V"]
-    for operand in traced.graph.results:
-        last = dimensions.axes(operand, frozenset())[-1:] if isinstance(operand, Variable) else ()
-        for slot in tables:
-            if last and last[0] is not None and dimensions.size[dimensions.find(last[0])] == dimensions.size[slot]:
-                dimensions.tie(last[0], slot)
-
-
-def _hint_weights(traced: TracedFunction, dimensions: Dimensions) -> None:
-    """Letters for the dimensions of weights by their company: E is in most of them, F the larger one beside it, X, F
-    around it are those of experts, and H (K where there are fewer), D beside it those of attention."""
-    known = dimensions.hinted()
-    weights: list[list[Slot]] = []
-    for variable, _ in traced.stored():
-        axes = [dimensions.find(axis) for axis in dimensions.axes(variable, frozenset()) if axis is not None]
-        axes = [axis for axis in axes if known.get(axis) != "N"]
-        rows = len(axes) > 2 and [known.get(axis) for axis in axes[:2]] == ["B", "L"]
-        if variable.dtype not in {"int32", "int64"} and len(axes) > 1 and not rows:
-            weights.append(axes)
-    counts = Counter(axis for axes in weights for axis in axes if known.get(axis, "E") == "E")
-    if not counts:
-        return
-    size = dimensions.size
-    features = {dimensions.find(axes[-1]) for variable in traced.graph.parameters[-1:]
-                if len(axes := [a for a in dimensions.axes(variable, frozenset()) if a is not None]) > 1}  # fmt: skip
-    model = next((axis for axis in counts if known.get(axis) == "E"), None)
-    if model is None:  # of those that are in as many weights, what comes in, or the smaller one
-        model = max(counts, key=lambda axis: (counts[axis], axis in features, -size[axis]))
-    dimensions.hint(model, "E", 8)
-    cut = {dimensions.find(whole) for whole, _ in dimensions.pieces}
-    beside = [axis for axes in weights if len(axes) == 2 and model in axes for axis in axes
-              if size[axis] > size[model] and axis not in cut]  # fmt: skip
-    for axis in beside:
-        dimensions.hint(axis, "F", 8)
-    heads: list[Slot] = []
-    for place in (1, 0, 2):  # experts first: what they are beside says what F is
-        for axes in weights:
-            if len(axes) == 3 and axes[place] == model:
-                first, last = (axis for axis in axes if axis != model)
-                if place == 1:
-                    dimensions.hint(first, "X", 7)
-                    dimensions.hint(last, "F", 7)
-                else:
-                    heads.append(first)
-                    dimensions.hint(last, "D", 8 + place)
-    most = max((size[axis] for axis in heads), default=0)
-    for axis in heads:
-        dimensions.hint(axis, "H" if size[axis] == most else "K", 8)

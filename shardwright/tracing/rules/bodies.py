@@ -130,6 +130,8 @@ def _scan(w: GraphWriter, op: Application) -> None:
         whole = w.renamed(whole, target)
         row = of_one(w, whole.text, out.dtype, stacked, order)
         nexts.append(f"update[{w.name(stacked)}]({name}, {row}, {at})")
+    new = [(state, w.axes(state)[1:], out) for state, out in params.get("changed", {}).values()]
+    w.set_states(new, nexts)
     w.line(f"next {', '.join(nexts)}")
     w.loops = outer
     w.line("}")
