@@ -304,7 +304,7 @@ def load_chip(name_or_path: str) -> Chip:
 
 def chip_text(name_or_path: str) -> str:
     """The file of a chip as text, found as `load_chip` finds it."""
-    return _file(name_or_path, "chip", chip_names()).read_text(encoding="utf-8")
+    return _file(name_or_path, "chip", chip_names()).read_text(encoding="utf-8-sig")
 
 
 def load_machine(name_or_path: str) -> Machine:
@@ -342,7 +342,8 @@ def _chip(table: TomlTable, *, alone: bool = False) -> Chip:
     """The chip of a file; of one `alone` in its machine nothing need be said of an interconnect."""
     name = table.text("name")
     no_network = table.optional("interconnect", lambda _: False, alone)
-    memory_bytes, reserved_bytes = table.size("memory"), table.optional("reserved", table.size, 0.0)
+    memory_bytes = table.size("memory")
+    reserved_bytes = table.optional("reserved", partial(table.size, above=False), 0.0)
     if reserved_bytes >= memory_bytes:
         raise table.bad("reserved", "must be less than `memory`: it is the part that programs do not get")
     memory_bytes_per_s = table.positive("memory_bytes_per_s")

@@ -110,12 +110,14 @@ class TomlTable:
             raise self.bad(key, f"must be at most {_LARGEST_COUNT:,}")
         return value
 
-    def size(self, key: str) -> float:
-        """Bytes, written as a text with its unit, so that GB (10^9) and GiB (2^30) are told apart."""
+    def size(self, key: str, *, above: bool = True) -> float:
+        """Bytes, written as a text with its unit, so that GB (10^9) and GiB (2^30) are told apart; `above` 0."""
         value = self._required(key)
         size = parse_size(value) if isinstance(value, str) else None
-        if size is None or not size:
+        if size is None:
             raise self.bad(key, 'must be a size with its unit, such as "32 GiB" (2^30 bytes each) or "80 GB" (10^9)')
+        if above and not size:
+            raise self.bad(key, "must be a size above 0")
         return size
 
     def rate(self, key: str) -> float:
@@ -243,7 +245,7 @@ def read_toml(file: Path, name: str, build: Callable[[TomlTable], _T]) -> _T:
     if data is None:
         raise fault("unreadable-file", f"{name} is larger than 1 MiB, so it is not a chip or machine file")
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # some editors begin a text with a mark of its encoding
     except UnicodeDecodeError:
         raise fault("unreadable-file", f"{name} is not a text in UTF-8") from None
     source = Source(name, text)

@@ -227,6 +227,14 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
     assert [level.name for level in switched.levels] == ["node", "network"]
 
 
+def test_a_file_that_reserves_nothing_and_begins_with_a_mark_of_its_encoding(chip_file: Path) -> None:
+    text = GOOD.replace('"1 GiB"', '"1 GiB"\nreserved = "0 GB"')
+    chip_file.write_text(text, encoding="utf-8-sig")
+    chip = load_chip("mine.toml")
+    assert (chip.memory_bytes, chip.reserved_bytes) == (GIB, 0)
+    assert chip_text("mine.toml").startswith('name = "mine"\n')
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -278,6 +286,11 @@ def test_a_file_of_ones_own(chip_file: Path) -> None:
             '"80 GB" (10^9) [bad-value]\n'
             "  memory = 1e9\n"
             "  ^^^^^^",
+        ),
+        (
+            '"1 GiB"',
+            '"0 GiB"',
+            'mine.toml:2:1: error: `memory` must be a size above 0 [bad-value]\n  memory = "0 GiB"\n  ^^^^^^',
         ),
         (
             '"1 GiB"',
