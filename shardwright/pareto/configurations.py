@@ -139,9 +139,11 @@ def meshes(sweep: Sweep) -> list[Mesh]:
         below, above = [n for n in known if n < least], [n for n in known if n > most]
         near = " and ".join(str(n) for n in (*below[-1:], *above[:1]))
         asked = str(least) if least == most else f"{least} to {most}"
+        torus, name = isinstance(sweep.chip.interconnect, Torus), sweep.chip.name
+        none = f"slice of {name} has" if torus else f"power of 2 of {name}, nor of its nodes, is"
         raise fault(
             "empty-sweep",
-            f"there is nothing to sweep: no slice of {sweep.chip.name} has {asked} chips",
+            f"there is nothing to sweep: no {none} {asked} chips",
             NOWHERE,
             f"the nearest sizes are {near}",
         )
@@ -166,10 +168,7 @@ def _every_mesh(chip: Chip, n_chips: int) -> Iterator[Mesh]:
                 yield Mesh(tuple(zip("xyz", sizes, strict=False)))
         return
     yield Mesh.of(x=n_chips)
-    x = 2
-    while x < n_chips:
-        yield Mesh.of(x=x, y=n_chips // x)
-        x *= 2
+    yield from (Mesh.of(x=x, y=n_chips // x) for x in range(2, n_chips) if n_chips % x == 0)
 
 
 def _demands(fitted: PresetLayout) -> tuple[object, ...]:

@@ -79,14 +79,20 @@ class FitResult:
 
 
 def n_chips_of(chip: Chip) -> Iterator[int]:
-    """How many chips a deployment may have, ascending: slices of a torus, powers of 2 on a switched network."""
+    """How many chips a deployment may have, ascending: slices of a torus; on a switched network powers of 2 of a node's
+    chips, then of whole nodes, and so on outwards."""
     if isinstance(chip.interconnect, Torus):
         yield from chip.interconnect.slice_sizes()
         return
-    n = 1
-    while n <= _MOST_CHIPS:
-        yield n
-        n *= 2
+    whole = 1
+    for level in chip.interconnect.levels:
+        n, unit = whole, whole
+        whole = unit * level.units if level.units is not None else _MOST_CHIPS + 1
+        while n < min(whole, _MOST_CHIPS + 1):
+            yield n
+            n *= 2
+    if whole <= _MOST_CHIPS:
+        yield whole
 
 
 def fitting(
@@ -94,8 +100,8 @@ def fitting(
     batch: int, context: int, n_chips: int | None = None, experts: ExpertsForm = "routed",
     expert_capacity: float | None = None,
 ) -> FitResult:  # fmt: skip
-    """The fewest chips on which decode of `batch` sequences with `context` positions in the cache fits, or those
-    given, and the largest batch (at this context) and longest context (at this batch) there.
+    """The fewest chips of `n_chips_of` on which decode of `batch` sequences with `context` positions in the cache fits,
+    or those given, and the largest batch (at this context) and longest context (at this batch) there.
 
     Raises where no number of chips is enough, or what is asked for has no program on any.
     """

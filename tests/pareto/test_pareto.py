@@ -9,13 +9,14 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from shardwright.compiling.compile_program import load
 from shardwright.cost.hardware.calibration import Sample, predicted_s
-from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.chips import chip_text, load_chip
 from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.text.format import format_module
@@ -34,6 +35,7 @@ from shardwright.pareto.sweeping import SweepInterrupted, sweep_points
 from shardwright.pareto.table import COLUMNS, csv_text, plot_text, why_not
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
+from shardwright.prediction.fitting import n_chips_of
 from shardwright.prediction.generation import generation_cost
 from shardwright.prediction.phases import Workload, demands, phase_cost
 from shardwright.prediction.programs import phase_program, wanted_program
@@ -82,6 +84,26 @@ def test_every_mesh_has_every_shape_once() -> None:
 def test_meshes_of_gpus_have_an_axis_for_heads_of_keys(model: str, chips: int, wanted: list[str]) -> None:
     sweep = replace(SMALL, model=built_in(model), chip=load_chip("h100"), chips=(chips, chips))
     assert [str(mesh) for mesh in meshes(sweep)] == wanted
+
+
+def test_meshes_of_nodes_of_six_have_the_chips_that_are_asked_for(tmp_path: Path) -> None:
+    """Eight chips had a mesh of one node, x=1 y=6, beside those of eight."""
+    file = tmp_path / "six.toml"
+    file.write_text(chip_text("h100").replace("units = 8", "units = 6"))
+    six = load_chip(str(file))
+    assert list(takewhile(lambda n: n < 100, n_chips_of(six))) == [1, 2, 4, 6, 12, 24, 48, 96]
+    sweep = replace(SMALL, model=built_in("opt-125m"), chip=six, chips=(4, 12))
+    assert [str(mesh) for mesh in meshes(sweep)] == ["x=4", "x=6", "x=12", "x=2 y=6"]
+    assert [str(mesh) for mesh in meshes(replace(sweep, chips=(12, 12), every_mesh=True))] == [
+        "x=12", "x=2 y=6", "x=3 y=4", "x=4 y=3", "x=6 y=2",
+    ]  # fmt: skip
+    with pytest.raises(DiagnosticError) as caught:
+        meshes(replace(sweep, chips=(8, 8)))
+    assert caught.value.render() == (
+        "<program>: error: there is nothing to sweep: no power of 2 of h100, nor of its nodes, is 8 chips"
+        " [empty-sweep]\n"
+        "note: the nearest sizes are 6 and 12"
+    )
 
 
 def test_a_point_is_what_the_cost_model_says(tmp_path: Path) -> None:
