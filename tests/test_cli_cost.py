@@ -158,6 +158,26 @@ func decode[L=1](a: B_xLE) -> B_xLT {
     )  # fmt: skip
 
 
+def test_a_prompt_of_a_generation_sees_nothing_of_what_comes_after_it(shardwright: Callable, tmp_path: Path) -> None:
+    """Prefill took longer the more was to be generated: as if the prompt came last."""
+    file = tmp_path / "model.shard"
+    phase = """(a: BLE) -> BLE {
+  set k = update[T](k, a, pos)
+  o: BLE = attend[T, E, causal=L](a, k, k, pos=pos)
+  set pos = pos + size[L]
+  return o
+}
+"""
+    head = "dim B=4 L=64 T=4096 E=128\nstate {\n  k: BTE\n  pos: int32\n}\n"
+    file.write_text(f"{head}func prefill{phase}func decode[L=1]{phase}")
+
+    def priced(*options: object) -> dict:
+        return json.loads(shardwright("cost", file, "--chip", "tpu-v4", "--json", *options).out)
+
+    alone = priced("--func", "prefill", "--dim", "T=64")["time_s"]
+    assert [priced("--generate", n)["generation"]["prefill_s"] for n in (1, 4000)] == [alone, alone]
+
+
 def test_bad_input(shardwright: Callable, tmp_path: Path) -> None:
     file = layer(tmp_path)
     unknown = shardwright("cost", file, "--chip", "tpu-v44")

@@ -34,7 +34,8 @@ class GenerationCost:
 
 
 def generation_cost(program: Program, chip: Chip, tokens: int, constants: Constants | None = None) -> GenerationCost:
-    """The cost of generating `tokens` for each sequence of an explicit program, after a prefill of its own length.
+    """The cost of generating `tokens` for each sequence of an explicit program, after a prefill of its own length into
+    an empty cache: `attend` counts queries as the last of the positions, and a prompt's see none of what is generated.
 
     Raises where the program lacks `prefill` or `decode`, or no cache grows in decode.
     """
@@ -55,7 +56,7 @@ def generation_cost(program: Program, chip: Chip, tokens: int, constants: Consta
     for count, context in step_contexts(before, tokens):
         sized = resized(program, growing(context))
         steps.append((count, cost_of(sized, sized.func("decode"), chip, constants)))
-    sized = resized(program, growing(before + tokens))
+    sized = resized(program, growing(before))
     return GenerationCost(cost_of(sized, sized.func("prefill"), chip, constants), tuple(steps))
 
 
