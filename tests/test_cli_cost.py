@@ -244,6 +244,11 @@ def test_what_has_no_program_on_any_chips_is_not_said_to_be_too_large(shardwrigh
 
 def test_open_is_no_preset_that_could_be_priced(shardwright: Callable) -> None:
     for command in ("cost", "fit"):
+        nope = shardwright(command, "opt-125m", "--chip", "tpu-v5e", "--layout", "nope")
+        assert (nope.status, nope.err) == (
+            1, "opt-125m: error: there is no layout nope; there are megatron, ws1d, ws2d, wg-x, wg-xy, wg-xyz"
+            " [unknown-layout]\n",
+        )  # fmt: skip
         got = shardwright(command, "opt-125m", "--chip", "tpu-v5e", "--layout", "open")
         assert (got.status, got.out) == (1, "")
         assert got.err.startswith("--layout: error: open is no preset: it leaves weights and caches to a search; ")
@@ -252,9 +257,14 @@ def test_open_is_no_preset_that_could_be_priced(shardwright: Callable) -> None:
 
 def test_a_model_is_told_apart_from_a_program(shardwright: Callable, tmp_path: Path) -> None:
     """Options of the other kind would say nothing, and are refused."""
-    for option in (("--generate", "4"), ("--mesh", "x=2"), ("--passes", ""), ("--micro-batches", "2")):
+    for option in (
+        ("--generate", "4"), ("--mesh", "x=2"), ("--passes", ""), ("--micro-batches", "2"), ("--objective", "bytes"),
+        ("--calls", "decode=4"), ("--solver", "ortools"),
+    ):  # fmt: skip
         got = shardwright("cost", "opt-125m", "--chip", "h100", *option)
         assert (got.status, f"error: {option[0]} is for a FILE.shard\n" in got.err) == (2, True)
+    got = shardwright("cost", "opt-125m", "--chip", "h100", "--batch", "9" * 13)
+    assert (got.status, f"argument --batch: '{'9' * 13}' has more than 12 digits\n" in got.err) == (2, True)
     got = shardwright("cost", layer(tmp_path), "--chip", "h100", "--batch", "2")
     assert (got.status, "--batch is for a MODEL, and a program has its own sizes" in got.err) == (2, True)
 

@@ -75,8 +75,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 _OF_PROGRAMS: Mapping[str, object] = {
-    "target": None, "time_limit": None, "func": None, "generate": None, "passes": None, "mesh": {}, "dim": {},
-    "micro_batches": 1,
+    "target": None, "time_limit": None, "objective": "time", "calls": {}, "solver": "auto", "func": None,
+    "generate": None, "passes": None, "mesh": {}, "dim": {}, "micro_batches": 1,
 }  # fmt: skip
 _OF_MODELS: Mapping[str, object] = {
     "chips": 1, "phase": "decode", "batch": 1, "context": 2048, "layout": None, "attention": "head", "weights": "bf16",
@@ -155,10 +155,10 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...], str]:
 
     chip, constants = chip_and_constants(args)
     found = model_of(args.file)
+    layout = args.layout or preset_of(chip)
     with located(Source(args.file, "")):
         check_positions(found.model, args.context)
-    layout = args.layout or preset_of(chip)
-    check_preset(layout)
+        check_preset(layout)
     with located(Source("--chips", "")):
         mesh = torus_mesh(chip, args.chips, found.model.attention.kv_heads)
     deployment = Deployment(

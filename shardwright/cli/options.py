@@ -134,8 +134,10 @@ def _size(text: str) -> int:
 
 def positive(text: str) -> int:
     """A whole number from 1 up."""
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) < 10**12:
+    if not text.isascii() or not text.isdigit() or not text.lstrip("0"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    if len(text.lstrip("0")) > 12:
+        raise argparse.ArgumentTypeError(f"{text!r} has more than 12 digits")
     return int(text)
 
 

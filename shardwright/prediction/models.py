@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from shardwright.cost.hardware.chips import Chip, Torus
-from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+from shardwright.ir.diagnostics import NOWHERE, Source, fault, located, nearest
 from shardwright.ir.mesh import Mesh
 from shardwright.models.architectures import describe
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
@@ -68,7 +68,7 @@ def preset_of(chip: Chip) -> str:
 
 
 def check_preset(layout: str) -> None:
-    """Raises where a layout leaves weights and caches to a search, on which memory and time depend."""
+    """Raises where a layout is no preset, or leaves weights and caches to a search, on which memory and time depend."""
     if layout == OPEN:
         with located(Source("--layout", "")):
             raise fault(
@@ -77,6 +77,10 @@ def check_preset(layout: str) -> None:
                 NOWHERE,
                 f"plan searches for layouts that fit, and so does search in what import --layout {OPEN} writes",
             )
+    if layout not in PRESETS:
+        near = nearest(layout, tuple(PRESETS))
+        found = f"there is no layout {layout}; there are {', '.join(PRESETS)}"
+        raise fault("unknown-layout", found, NOWHERE, *([near] if near else []))
 
 
 def torus_mesh(chip: Chip, n_chips: int, kv_heads: int = 1) -> Mesh:
