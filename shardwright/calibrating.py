@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardwright.cost.hardware.calibration import Fit
 from shardwright.cost.hardware.calibration import calibrate as fitted
-from shardwright.cost.hardware.chips import chip_text, load_chip
+from shardwright.cost.hardware.chips import Chip, chip_text, load_chip
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 from shardwright.ir.types import DType
 from shardwright.prediction.chip_file import with_constants
@@ -59,10 +59,10 @@ def calibrate(
 
 def _of_rows(name: str, chip_name: str | None) -> Calibration:
     rows = _rows(name, chip_name)
-    chip = rows[0].chip
+    chip, file = rows[0].chip, chip_name or rows[0].chip_name
     with located(file_source(name) if name.endswith(".csv") else Source(name, "")):
         fit = fitted([credible(row) for row in rows])
-    source = f"least squares on {len(rows)} rows: shardwright calibrate --from {name} --chip {chip.name}"
+    source = f"least squares on {len(rows)} rows: shardwright calibrate --from {name} --chip {file}"
     values = {
         "chip": chip.name,
         "rows": len(rows),
@@ -70,18 +70,19 @@ def _of_rows(name: str, chip_name: str | None) -> Calibration:
         "median_abs_relative_error": fit.median_abs_error,
         "max_abs_relative_error": max(abs(error) for error in fit.errors),
     }
-    text = with_constants(chip_text(chip_name or chip.name), fit.constants, source)
+    text = with_constants(chip_text(file), fit.constants, source)
     return Calibration(text, values, _summary(chip.name, len(rows), fit))
 
 
 def _rows(name: str, chip: str | None) -> list[PublishedRow]:
     """The rows to fit: of a published table those that its constants are fitted on, of a file all; of one chip."""
+    wanted = None
     if chip is not None:
         with located(Source("--chip", "")):
-            chip = load_chip(chip).name
+            wanted = _datasheet(load_chip(chip))
     found = rows_of(name)
-    rows = [row for row in found if chip in (None, row.chip.name)]
-    chips = sorted({row.chip.name for row in rows or found})
+    rows = [row for row in found if wanted in (None, _datasheet(row.chip))]
+    chips = sorted({_datasheet(row.chip): row.chip_name for row in rows or found}.values())
     with located(Source("--from", "")):
         if not rows:
             others = f" of {chip}; it has those of {' and '.join(chips)}" if chips else ""
@@ -91,6 +92,11 @@ def _rows(name: str, chip: str | None) -> list[PublishedRow]:
     if found and found[0].table == "d2":
         return calibration_rows(rows[0].group)
     return rows
+
+
+def _datasheet(chip: Chip) -> Chip:
+    """The chip without what measurements say of it: rows of it and of what they gave are rows of one chip."""
+    return replace(chip, calibrated=None, inherited=None, expected_error=None, family=None, sources={})
 
 
 def _summary(chip: str, count: int, fit: Fit) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.commands import fit
+from shardwright.cost.hardware.chips import chip_text
 from shardwright.cost.movements.movement import duration_text
 from shardwright.prediction.fitting import decode_memory
 
@@ -337,6 +338,38 @@ def test_calibrate_from_rows_writes_a_chip_file(shardwright: Callable, tmp_path:
     other = shardwright("calibrate", "--from", "d2", "--chip", "h100")
     assert (other.status, other.out) == (1, "")
     assert "d2 has no measured times of h100; it has those of a100-80g and tpu-v4 [no-rows]" in other.err
+
+
+def test_rows_are_priced_by_the_constants_that_they_gave(shardwright: Callable, tmp_path: Path) -> None:
+    """A file with the name of a published table's chip was priced by that table's constants, and one whose chip the
+    option did not name was not found."""
+    chip, own, made, again = (tmp_path / name for name in ("v4.toml", 'its "own".csv', "own.toml", "again.csv"))
+    text = (
+        chip_text("tpu-v4").replace("[sources]\n", "[sources] # where from\n").replace("calibrated = ", "calibrated=")
+    )
+    chip.write_text(text.replace("[calibrated]\n", "[calibrated] # by others\n"))
+    head = "system,model,chips,chip,input_tokens,output_tokens,batch,phase,time_ms\n"
+    times = ((1, 150), (16, 500), (32, 600))
+    for file, named in ((own, chip), (again, made)):
+        file.write_text(head + "".join(f"pope2022,llama-3-8b,4,{named},128,8,{b},total,{ms}\n" for b, ms in times))
+    fit = json.loads(shardwright("calibrate", "--from", own, "-o", made, "--json").out)
+    assert f"--chip {chip}" in tomllib.loads(made.read_text())["sources"]["calibrated"]
+    rows = json.loads(shardwright("reproduce", again, "--json").out)
+    assert rows["median_abs_relative_error"] == pytest.approx(fit["median_abs_relative_error"], rel=1e-3)
+    assert shardwright("calibrate", "--from", own, "--chip", made).status == 0
+    chip.write_text(text.replace("1.2e12", "1.3e12"))
+    assert f"has no measured times of tpu-v4; it has those of {chip} [no-rows]" in (
+        shardwright("calibrate", "--from", own, "--chip", "tpu-v4").err
+    )
+
+
+def test_a_table_without_a_measured_time(shardwright: Callable, tmp_path: Path) -> None:
+    """It was an empty table, and a success."""
+    own = tmp_path / "own.csv"
+    own.write_text("system,model,chips,chip,input_tokens,output_tokens,batch,phase,time_ms\n")
+    got = shardwright("reproduce", own)
+    assert (got.status, got.out) == (1, "")
+    assert got.err.startswith(f"{own}: error: own.csv has no measured times [no-rows]\n")
 
 
 def test_rows_that_no_chip_can_have_run(shardwright: Callable, tmp_path: Path) -> None:

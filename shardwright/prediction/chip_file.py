@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import asdict
 
 from shardwright.cost.hardware.constants import Constants
 
-_OLD = ("calibrated = ", "inherits = ", "expected_error = ", "family = ")
-_CALIBRATED = re.compile(r"^\[(?:calibrated|family)\]\n(?:[^\[\n].*\n|\n)*", re.MULTILINE)
+_HEADER = re.compile(r"\s*\[+\s*\"?([A-Za-z][\w.-]*)")
+_KEY = re.compile(r"\s*\"?([\w-]+)\"?\s*=")
+_TABLES = ("calibrated", "family")
+_OLD = (*_TABLES, "inherits", "expected_error")
 
 
 def with_constants(text: str, constants: Constants, source: str) -> str:
     """The text of a chip file with these constants, and where they are from, in place of any that it has."""
+    table = ""
+    kept: list[str] = []
+    sources = ["[sources]\n"]
+    for line in text.splitlines(keepends=True):
+        header, key = _HEADER.match(line), _KEY.match(line)
+        if header is not None:
+            table = header[1]
+        old = table in _TABLES or (table in ("", "sources") and key is not None and key[1] in _OLD)
+        if not old and (header is None or table != "sources"):
+            (sources if table == "sources" else kept).append(line)
     rows = "".join(f"{name} = {value:.4g}\n" for name, value in asdict(constants).items())
-    bare = _CALIBRATED.sub("", text)
-    bare = "".join(line for line in bare.splitlines(keepends=True) if not line.startswith(_OLD))
-    head, mark, sources = bare.partition("[sources]\n")
-    table = f"[calibrated]\n{rows}\n"
-    note = f'calibrated = "{source}"\n'
-    return (
-        f"{head.rstrip()}\n\n{table}{mark or '[sources]' + chr(10)}{sources.rstrip()}{chr(10) if sources else ''}{note}"
-    )
+    note = f"calibrated = {json.dumps(source, ensure_ascii=False)}\n"
+    return f"{''.join(kept).rstrip()}\n\n[calibrated]\n{rows}\n{''.join(sources).rstrip()}\n{note}"

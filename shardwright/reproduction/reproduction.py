@@ -61,12 +61,19 @@ def fitted(group: str) -> Fit | None:
     return calibrate([sample_of(row) for row in rows]) if rows else None
 
 
+def _fit_of(row: PublishedRow) -> Fit | None:
+    """The constants that were fitted to the system and the very chip of a row; None where there are none. A file of the
+    user's own may have the name of a chip and other constants."""
+    rows = calibration_rows(row.group)
+    return fitted(row.group) if rows and rows[0].chip == row.chip else None
+
+
 def compare(rows: Iterable[PublishedRow], constants: Mapping[str, Constants] | None = None) -> list[RowComparison]:
     """Predicts each row with the constants of its group."""
     made: list[RowComparison] = []
     for row in rows:
         own = (constants or {}).get(row.group)
-        fit = fitted(row.group) if own is None else None
+        fit = _fit_of(row) if own is None else None
         chosen = own or (fit.constants if fit is not None else None)
         best, datasheet = (predicted_s(sample_of(row, c), c) for c in (chosen or row.chip.constants, DATASHEET))
         how = "calibrated" if chosen is not None else _constants_in_words(row.chip)
@@ -165,9 +172,12 @@ def _predicted(name: str, progress: Progress | None) -> list[ReproducedTable]:
     names = [*TABLES, *CHECKS]
     if name.endswith(".csv"):
         offloaded = offload_files.file_checks(name)
-        if offloaded is not None:
-            return [ReproducedTable(name, checks=tuple(offloaded))]
-        return [ReproducedTable(name, tuple(_compare_file(name, progress)))]
+        rows = tuple(_compare_file(name, progress)) if offloaded is None else ()
+        if not rows and not offloaded:
+            with located(Source(name, "")):
+                note = "a row without one has OOM or - in its place, and is left out"
+                raise fault("no-rows", f"{Path(name).name} has no measured times", NOWHERE, note)
+        return [ReproducedTable(name, rows, tuple(offloaded or ()))]
     key = name.lower().removeprefix("table").strip(" _.-").replace(".", "").replace("_", "-")
     if name != "all" and key not in (*names, *FIGURES):
         near = nearest(name, (*names, *FIGURES))

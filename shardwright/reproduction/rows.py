@@ -63,7 +63,8 @@ _PALM = ("palm-8b", "palm-62b", "palm-540b")
 class PublishedRow:
     """One measurement: `phases` ran one after the other and took `measured_s` together.
 
-    `group` are the rows that are calibrated together, those of one system's software on one chip.
+    `group` are the rows that are calibrated together, those of one system's software on one chip; `chip_name` is the
+    chip as the row has it, by name or by file.
     """
 
     table: str
@@ -73,6 +74,7 @@ class PublishedRow:
     model: BuiltIn
     deployment: Deployment
     chip: Chip
+    chip_name: str
     phases: tuple[Phase, ...]
     workload: Workload
     stages: int = 1
@@ -148,10 +150,6 @@ def _columns() -> str:
     return f"columns are {', '.join(LATENCY_COLUMNS)}, or {', '.join(SCENARIO_COLUMNS)}"
 
 
-def _chip(line: Line, default: str = "") -> Chip:
-    return load_chip(line.spelled("chip", default, chip_names()))
-
-
 def _seconds(line: Line, column: str, unit: float) -> float:
     """0 where it says that nothing was measured."""
     return line.positive(column, "a time above 0", _NOT_MEASURED) * unit
@@ -168,7 +166,9 @@ def _latency_row(line: Line) -> PublishedRow | None:
     generated = line.count("output_tokens", 0 if prefill else None, least=0 if prefill else 1)
     workload = Workload(line.count("batch"), line.count("input_tokens"), generated)
     over = "batch" if model.model.attention.kv_heads == 1 else "head"
-    return _row(line, line.text("system"), seconds, model, _chip(line), phases, workload, "", over)
+    label, chip = line.text("system"), line.spelled("chip", "", chip_names())
+    system = re.split("[^a-z0-9]", label.lower(), maxsplit=1)[0]
+    return _row(line, label, system, seconds, model, chip, phases, workload, "", over)
 
 
 def _scenario_row(line: Line) -> PublishedRow | None:
@@ -180,11 +180,11 @@ def _scenario_row(line: Line) -> PublishedRow | None:
     phases = line.choice("phase", _PHASES)
     batch, context = line.count("batch"), line.count("input_tokens", 2048)
     generated = line.count("output_tokens", 64, least=0 if phases == ("prefill",) else 1)
-    chip = _chip(line, "tpu-v4")
-    model = _model(line, line.text("model") or _palm_of(line, chip, phases, context, generated, seconds))
+    chip = line.spelled("chip", "tpu-v4", chip_names())
+    model = _model(line, line.text("model") or _palm_of(line, load_chip(chip), phases, context, generated, seconds))
     before = None if line.text("input_tokens") or len(phases) > 1 else max(1, context - generated)
     workload = Workload(batch, context, generated, before)
-    return _row(line, line.text("scenario"), seconds, model, chip, phases, workload, "ws2d", "head")
+    return _row(line, line.text("scenario"), "", seconds, model, chip, phases, workload, "ws2d", "head")
 
 
 _KINDS = (
@@ -194,19 +194,18 @@ _KINDS = (
 
 
 def _row(
-    line: Line, label: str, seconds: float, model: BuiltIn, chip: Chip, phases: tuple[Phase, ...], workload: Workload,
-    layout: str, over: AttentionOver,
+    line: Line, label: str, system: str, seconds: float, model: BuiltIn, chip_name: str, phases: tuple[Phase, ...],
+    workload: Workload, layout: str, over: AttentionOver,
 ) -> PublishedRow:  # fmt: skip
-    """`layout` and `over` are what a row has that does not say; no layout is the chip's own."""
-    chips, system = line.count("chips"), re.split("[^a-z0-9]", label.lower(), maxsplit=1)[0]
+    """`layout` and `over` are what a row has that does not say; no layout is the chip's own. A row of a torus without a
+    system is one of Pope et al.'s."""
+    chip, chips = load_chip(chip_name), line.count("chips")
     torus = isinstance(chip.interconnect, Torus)
     preset = line.choice("ffn_layout", _LAYOUTS, layout or ("ws2d" if torus else "megatron"))
     attention = line.choice("attention_sharding", _ATTENTION, over if torus else "head")
     weights = line.choice("weights", _WEIGHTS, "bf16")
-    stages, mesh = 1, torus_mesh(chip, chips)
-    if not torus:
-        stages, tensor = _parallel(line, label, chips, model)
-        mesh = torus_mesh(chip, tensor, model.model.attention.kv_heads)
+    stages, tensor = _parallel(line, label, chips, model, chip)
+    mesh = torus_mesh(chip, tensor, model.model.attention.kv_heads)
     positions, longest = model.model.positions, workload.before + workload.generated
     if isinstance(positions, LearnedPositions) and longest > positions.size:
         raise fault(
@@ -224,8 +223,10 @@ def _row(
         told += f", {preset}, {attention}, {weights}"
     phase = "total" if len(phases) > 1 else "".join(phases)
     name = f"{label} {model.name} {told}, {phase}".strip()
-    group = f"{'pope2022' if torus else system} {chip.name}".strip()
-    return PublishedRow(line.table, name, group, seconds, model, deployment, chip, phases, workload, stages, line.span)
+    group = f"{system or ('pope2022' if torus else '')} {chip.name}".strip()
+    return PublishedRow(
+        line.table, name, group, seconds, model, deployment, chip, chip_name, phases, workload, stages, line.span
+    )
 
 
 def _model(line: Line, name: str) -> BuiltIn:
@@ -249,15 +250,20 @@ def _palm_of(line: Line, chip: Chip, phases: tuple[Phase, ...], context: int, ge
     return min(_PALM, key=lambda name: abs(math.log(built_in(name).parameters / size)))
 
 
-def _parallel(line: Line, system: str, chips: int, model: BuiltIn) -> tuple[int, int]:
-    """The stages of a system, and the chips of each: of `fastertransformer-pp3-tp8` 3, each over 8."""
+def _parallel(line: Line, system: str, chips: int, model: BuiltIn, chip: Chip) -> tuple[int, int]:
+    """The stages of a system, and the chips of each: of `fastertransformer-pp3-tp8` 3, each over 8. A torus has one,
+    and layouts that need not split heads over all its chips."""
     numbers = dict(re.findall(r"(pp|tp)[ =_]?(\d+)", system.lower()))
     stages = int(numbers.get("pp", 1))
     if stages < 1 or chips % stages or int(numbers.get("tp", chips // stages)) != chips // stages:
         note = "chips are the stages times the tensor parallelism"
         raise fault("bad-row", f"{chips} chips are not those of {system}", line.span, note)
     tensor, heads, F = chips // stages, model.model.attention.heads, model.model.feedforward.size
-    if heads % tensor or F % tensor:
+    if isinstance(chip.interconnect, Torus):
+        if stages > 1:
+            found = f"stages of a pipeline are priced behind switches, and {chip.name} is a torus"
+            raise fault("bad-row", found, line.span, "leave `pp` out of `system`")
+    elif heads % tensor or F % tensor:
         raise fault(
             "bad-row",
             f"tensor parallelism over {tensor} chips does not divide {heads} heads and F={F}",

@@ -79,6 +79,7 @@ def test_layout_attention_and_weights_may_be_named_in_either_form() -> None:
     row = one("palm-8b,8,tpu-v4,128,8,512,prefill,1,WG XYZ,Batch,bfloat16", head)
     assert (row.deployment.layout, row.deployment.attention, row.deployment.weights) == ("wg-xyz", "batch", "bf16")
     assert row.group == "pope2022 tpu-v4"
+    assert one("mine,palm-8b,8,tpu-v4,128,8,512,prefill,1").group == "mine tpu-v4"
 
 
 SCENARIO = "phase,chips,batch,ffn_layout,attention_sharding,weights,latency_s"
@@ -110,6 +111,15 @@ def test_chips_of_a_pipeline_that_do_not_fit_together() -> None:
         "tensor parallelism over 24 chips does not divide 128 heads and F=81920",
         2,
     )
+
+
+def test_a_torus_has_no_stages() -> None:
+    """They were left out in silence, and so was a number of chips that is not the row's."""
+    assert message(HEAD + "ft-pp2-tp4,palm-8b,8,tpu-v4,20,8,4,total,1\n") == (
+        "stages of a pipeline are priced behind switches, and tpu-v4 is a torus",
+        2,
+    )
+    assert message(HEAD + "ft-tp4,palm-8b,8,tpu-v4,20,8,4,total,1\n") == ("8 chips are not those of ft-tp4", 2)
 
 
 def test_more_positions_than_a_model_has() -> None:
