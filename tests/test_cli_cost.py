@@ -302,6 +302,7 @@ def test_what_a_layout_does_not_split_is_said(shardwright: Callable) -> None:
     )
     made = json.loads(shardwright("fit", "opt-125m", "--chip", "h100", "--chips", "5", "--json").out)
     assert made["dropped"][0] == "F=3072 is not split over x=5: not divisible"
+    assert json.loads(shardwright("cost", "opt-125m", "--chip", "h100", "--json").out)["dropped"] == []
 
 
 def test_what_fits_nowhere(shardwright: Callable) -> None:

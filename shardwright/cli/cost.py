@@ -108,7 +108,7 @@ def execute(args: argparse.Namespace) -> int:
         from shardwright.backends.targets.names import implied_chip
 
         args.chip = implied_chip(args.target).name
-    generated = None
+    generated, said = None, dict[str, Any]()
     dropped: tuple[str, ...] = ()
     beyond = ""
     compiled: dict[str, CompiledCosts] = {}
@@ -117,10 +117,10 @@ def execute(args: argparse.Namespace) -> int:
     else:
         cost, dropped, beyond = _of_model(args)
         costs = [cost]
+        said = {"dropped": list(dropped)} | ({"beyond": beyond} if beyond else {})
     if args.json:
         from shardwright.cli.output import print_json
 
-        said = ({"dropped": list(dropped)} if dropped else {}) | ({"beyond": beyond} if beyond else {})
         print_json(_as_json(costs, generated, compiled) | said)
     else:
         from shardwright.cost_tables import cost_table
