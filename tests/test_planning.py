@@ -182,6 +182,12 @@ def test_a_chip_by_name(made: ServingPlan, model: str) -> None:
     assert repr(made).splitlines()[2].startswith("tokens per second  ")
 
 
+def test_prompts_need_not_divide_the_sequences_that_are_given(model: str) -> None:
+    """Of 250 sequences a prefill had one prompt or two."""
+    given = plan(model, small(), 2, 64, 16, batch=250, seconds=3).best
+    assert given.prompts >= 8
+
+
 def test_int8_weights(made: ServingPlan, model: str) -> None:
     lighter = plan(model, small(), 2, 256, 64, weights="int8", batch=64, seconds=3)
     assert sum(t.local_bytes(lighter.best.mesh) for _, t in lighter.best.kept("weights")) < 0.7 * sum(

@@ -189,10 +189,10 @@ class _Planner:
         )
 
     def _prompts(self, batch: int) -> int:
-        """The rows of prefill: as many as are done in the time that is asked for, at most a quarter of all, and of so
-        many tokens as `_MOST_TOKENS`."""
+        """The rows of prefill: as many as are done in the time that is asked for, a power of two that is a quarter of
+        all where it divides them, else a sixteenth at least, and of so many tokens as `_MOST_TOKENS`."""
         first, most = self._cost("prefill", 1).time_s, self.demand.ttft_s
-        rows = max(1, math.gcd(batch, 1 << 20) // 4)
+        rows = max(1, math.gcd(batch, 1 << 20) // 4, (1 << batch.bit_length() - 1) // 16)
         while rows > 1 and rows * self.demand.prompt > _MOST_TOKENS:
             rows //= 2
         if most is not None and first:
