@@ -28,6 +28,8 @@ _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z][\w.\- ]*?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*\"?([\w\-]+)\"?\s*=")
 _LARGEST_FILE = 1 << 20
 _LARGEST_COUNT = 10**9
+_EXTREME = 1e30
+"""No time, rate or share is larger, or smaller than one over it: sums and products of such numbers stay finite."""
 
 TablePath = tuple[str | int, ...]
 _T = TypeVar("_T")
@@ -94,12 +96,17 @@ class TomlTable:
         number = _finite(self._required(key))
         if number is None or number < 0:
             raise self.bad(key, "must be a number, 0 or more")
-        return number
+        return self._moderate(key, number)
 
     def positive(self, key: str) -> float:
         number = _finite(self._required(key))
         if number is None or number <= 0:
             raise self.bad(key, "must be a number above 0")
+        return self._moderate(key, number)
+
+    def _moderate(self, key: str, number: float) -> float:
+        if number and not 1 / _EXTREME <= number <= _EXTREME:
+            raise self.bad(key, f"must be a number from {1 / _EXTREME:g} to {_EXTREME:g}")
         return number
 
     def count(self, key: str) -> int:

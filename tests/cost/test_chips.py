@@ -305,6 +305,11 @@ def test_a_file_that_reserves_nothing_and_begins_with_a_mark_of_its_encoding(chi
         ),
         (
             "bf16 = 1e12",
+            "bf16 = 1e-320",
+            "mine.toml:6:1: error: `bf16` must be a number from 1e-30 to 1e+30 [bad-value]\n  bf16 = 1e-320\n  ^^^^",
+        ),
+        (
+            "bf16 = 1e12",
             "bf16 = nan",
             "mine.toml:6:1: error: `bf16` must be a number above 0 [bad-value]\n  bf16 = nan\n  ^^^^",
         ),
