@@ -67,7 +67,7 @@ def add_planning(parser: Parser) -> None:
         "(default: where that takes less time; of a run's given --policy the device, unless the file says host)",
     )
     add("--latency", type=number(0.0), metavar="S", help="a block takes at most so many seconds")
-    add("--compress", choices=("4bit",), help="keep the cache, and where it helps the weights, in 4 bits")
+    add("--compress", choices=("4bit",), help="keep cache and weights in 4 bits; flexgen, the weights where it helps")
     add("--weights", choices=("int8", "int4"), help="keep the weights in so many bits, and the cache as it is")
     add(
         "--runtime",

@@ -89,8 +89,8 @@ def best_plan(
     prompts: int | None = None,
 ) -> PolicySearchResult:
     """The policy with the most tokens a second for so many `prompts`, None for as many as one likes, its block within
-    `latency` seconds where that is given. With `compress` the cache is in 4 bits, and the weights where that is faster;
-    else weights are as `weights` says, None as they are.
+    `latency` seconds where that is given. With `compress` the cache is in 4 bits, and the weights where the runtime has
+    them so, or where that is faster; else weights are as `weights` says, None as they are.
 
     Raises where nothing fits, with the tier, by how much, and what would make it fit.
     """
@@ -102,8 +102,8 @@ def best_plan(
 
 
 def priced(setting: OffloadSetting, policy: Policy, *, compress: bool = False) -> PricedPolicy:
-    """The price of a policy. With `compress` the cache is in 4 bits, and the weights where that is faster, or where
-    they would not fit otherwise; a policy that says itself what is quantized is kept.
+    """The price of a policy. With `compress` the cache is in 4 bits, and the weights where the runtime has them so,
+    where that is faster, or where they would not fit otherwise; a policy that says itself what is quantized is kept.
 
     Raises where the policy does not fit, with every tier that is exceeded.
     """
@@ -165,7 +165,9 @@ def _compressions(
     if not compress and weights is None:
         return (_AS_THEY_ARE,)
     _check_quantizes(setting.runtime)
-    return ((None, INT4), (INT4, INT4)) if compress else ((weights, None),)
+    if not compress:
+        return ((weights, None),)
+    return ((INT4, INT4),) if setting.runtime.quantizes_both else ((None, INT4), (INT4, INT4))
 
 
 def _check_quantizes(runtime: Runtime) -> None:

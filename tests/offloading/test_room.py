@@ -92,4 +92,5 @@ def test_weights_alone_in_4_bits(run: Callable[..., Any], tmp_path: Path) -> Non
     plan = tmp_path / "plan.json"
     policy = json.loads(packed.out)["policy"]
     plan.write_text(json.dumps({"policy": policy, "compressed": {"weights": True, "cache": False}}))
-    assert run("planned.jsonl", "--policy", str(plan))[1] == found
+    for number, options in enumerate([(), ("--compress", "4bit")]):  # the file says what is packed
+        assert run(f"planned-{number}.jsonl", "--policy", str(plan), *options)[1] == found

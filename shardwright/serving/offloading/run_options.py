@@ -106,7 +106,7 @@ class RunOptions:
                 setting, compress=self.compress, weights=self.weights, latency=self.latency, prompts=len(prompts)
             )
             policy = found.plan.policy
-        if self.compress:
+        if self.compress and not policy.quantized_by_bits:
             return replace(policy, quantized_weights=INT4, quantized_cache=INT4)
         return replace(policy, quantized_weights=self.weights or policy.quantized_weights)
 
