@@ -47,6 +47,20 @@ def test_a_plan_has_a_timeline(timeline: Path) -> None:
     assert set(made["predicted"]["memory_bytes"]) == {"device", "host"}
 
 
+def test_what_is_in_4_bits_moves_as_that(timeline: Path, tmp_path: Path) -> None:
+    """Matrices and cache: a half of a byte for each element, and four for a group of 64."""
+    from shardwright.__main__ import main
+
+    packed = tmp_path / "packed.json"
+    assert main([*PLAN, *POLICY, "--compress", "4bit", "--attention", "device", "--timeline", str(packed)]) == 0
+    moved = [
+        sum(event["bytes"] for event in json.loads(file.read_text())["predicted"]["events"]
+            if event["name"].startswith("copy") and "token=0" in event["name"])
+        for file in (timeline, packed)
+    ]  # fmt: skip
+    assert moved[1] / moved[0] == pytest.approx((0.5 + 4 / 64) / 2, rel=0.01)
+
+
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf", "trace.json"])
 def test_a_timeline_is_drawn(shardwright: Callable, timeline: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"out.{suffix}"

@@ -42,7 +42,8 @@ class Environment(Unrolling):
         self, program: Program, func: Func, tiers: Tiers, homes: Mapping[str, Home], buffers: Buffers,
         watched: Set[str] = frozenset(),
     ) -> None:  # fmt: skip
-        super().__init__(program, func, tiers.at_hand, watched)
+        kept = {name: home.coding.element_bytes for name, home in homes.items() if home.coding.quantized is not None}
+        super().__init__(program, func, tiers.at_hand, watched, kept)
         self.tiers = tiers
         self.homes = homes
         self.buffers = buffers

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,7 +20,7 @@ from shardwright.cost.programs.unrolling import Event, Resource
 
 @dataclass(frozen=True, slots=True)
 class TimedEvent:
-    """An event with its beginning and end in seconds, predicted or measured."""
+    """An event with the bytes that it moved, and its beginning and end in seconds."""
 
     event: Event
     begin: float
@@ -45,8 +45,18 @@ class EventThreads:
         self._changed = threading.Condition()
         self._done: dict[int, Mark] = {}
         self._timed: list[Event] = []
+        self._moved: dict[int, int] = {}
         self._queues: dict[Resource, SimpleQueue[Any]] = {}
         self._threads: list[threading.Thread] = []
+
+    def count(self, event: Event, nbytes: int) -> None:
+        """An event that is under way has moved so many bytes."""
+        if self._observe is not None:
+            self._moved[event.number] = self._moved.get(event.number, 0) + nbytes
+
+    def _counted(self, event: Event) -> Event:
+        """The event with what it moved, which its text says to within a row."""
+        return replace(event, nbytes=self._moved.pop(event.number, 0))
 
     def fail(self, error: BaseException) -> None:
         """The run ends with this error, unless it has failed already."""
@@ -66,7 +76,7 @@ class EventThreads:
             self._changed.notify_all()
         if self._observe is not None:
             if mark is None:
-                self._observe(TimedEvent(event, begin, end))
+                self._observe(TimedEvent(self._counted(event), begin, end))
             else:
                 self._timed.append(event)
 
@@ -130,5 +140,5 @@ class EventThreads:
         for event in self._timed:
             span = self.streams.seconds(self._done[event.number])
             if span is not None and self._observe is not None:
-                self._observe(TimedEvent(event, *span))
+                self._observe(TimedEvent(self._counted(event), *span))
         self._timed.clear()

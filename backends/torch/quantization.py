@@ -110,6 +110,10 @@ class RowCoding:
     def row_bytes(self) -> int:
         return self.width * self.kept_as.itemsize
 
+    @property
+    def element_bytes(self) -> float:
+        return self.row_bytes / self.elements
+
     def encode(self, rows: Tensor) -> Tensor:
         return quantize(rows, self.quantized) if self.quantized else rows
 

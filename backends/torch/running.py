@@ -182,8 +182,10 @@ class RunningFunction(Environment):
                 self._write(event, segment)
 
     def _count(self, event: Event, nbytes: int) -> None:
+        assert self._threads is not None
         if nbytes:
             self.moved[str(event.resource)] = self.moved.get(str(event.resource), 0) + nbytes
+            self._threads.count(event, nbytes)
 
     def _compute(self, segment: Segment) -> None:
         block = self._blocks[segment.place]
@@ -408,7 +410,8 @@ class RunningFunction(Environment):
             self._here(event, lambda: None)
             self._bind(result.name, entry, shared=True)
             return
-        tensor = self._settled(tensor)
+        rows = None if segment.lasting or entry.home is None else entry.rows
+        tensor = self._settled(tensor if rows is None else rows.new)
         buffer = self._buffer(Tier.HOST, result.name, tuple(tensor.shape), tensor.dtype)
         staged = buffer.as_tensor(tuple(tensor.shape), tensor.dtype)
         held = self._hold(entry)
@@ -421,10 +424,10 @@ class RunningFunction(Environment):
                 tensor.record_stream(torch.cuda.current_stream())
             self._count(event, staged.numel() * staged.element_size())
 
-        rows = entry.rows
-        self._bind(
-            result.name, TensorEntry(staged, result.shape.names, entry.home if rows else None, entry.part, buffer, rows)
-        )
+        made = TensorEntry(staged, result.shape.names, buffer=buffer)
+        if rows is not None:  # all else is at home as it is
+            made = replace(made, tensor=None, home=entry.home, part=entry.part, rows=replace(rows, new=staged))
+        self._bind(result.name, made)
         self.buffers.share(buffer)  # it may have gone to another value before it is filled
         self._see_to(event, copy, held, buffer, leaving=tensor)
 

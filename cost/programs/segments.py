@@ -47,7 +47,8 @@ class SegmentRead:
 class Segment:
     """A run of statements of one kind, with their positions. `reads` are what it reads, by name; `last` the names whose
     values nothing after it in its body uses; `needed` what it makes that others use. A store is `lasting` if its value
-    is more than a new value of state, or new rows, on its way, and so has to lie where its type says."""
+    is more than a new value of state, or new rows, on its way, and so has to lie where its type says. A store
+    that is not, and setting state, have so many elements `written`: of new rows where nothing else is new."""
 
     kind: SegmentKind
     at: list[Position]
@@ -59,6 +60,7 @@ class Segment:
     needed: tuple[str, ...] = ()
     ending: tuple[SegmentRead, ...] = ()
     lasting: bool = False
+    written: int = 0
 
     @property
     def place(self) -> Position:
@@ -103,10 +105,13 @@ def home_of(kind: ValueType) -> Placement:
     return kind.placement or ON_DEVICE
 
 
-def moved(kind: ValueType, at_hand: Set[Tier]) -> tuple[int, int]:
-    """The bytes of a value that come from the host and from disk to a device that computes with what is `at_hand` as it
-    lies there."""
-    nbytes = kind.shape.elements * kind.shape.dtype.bits / 8
+def moved(
+    kind: ValueType, at_hand: Set[Tier], elements: int | None = None, each: float | None = None
+) -> tuple[int, int]:
+    """The bytes of a value, or of so many of its elements, that lie on the host and on disk away from a device that
+    computes with what is `at_hand` as it lies there; `each` are those of an element that is kept otherwise than its
+    type says."""
+    nbytes = (kind.shape.elements if elements is None else elements) * (each or kind.shape.dtype.bits / 8)
     parts = dict.fromkeys(Tier, 0.0)
     for tier, percent in home_of(kind).shares:
         parts[tier] += percent
@@ -153,6 +158,10 @@ class _Divider:
                 inside = scope.inside(statement)
                 segment.body = self.body(statement.body, inside, at, statement.following)
                 segment.ending = tuple(read_of(name, inside) for name in statement.following)
+            if isinstance(statement, SetState):
+                segment.written = _elements_written(statement.operand, body[:number], scope)
+            elif kind is SegmentKind.STORE:
+                segment.written = _elements_written(str(segment.only.operands[0]), body[:number], scope)
             if kind in (SegmentKind.WAIT, SegmentKind.FETCH):
                 fetched.update(value.name for value in statement.results)
             for value in statement.results:
@@ -297,6 +306,20 @@ def _set_alone(name: str, body: Sequence[Statement], ending: Sequence[str]) -> b
             case _:
                 pass
     return True
+
+
+def _elements_written(name: str, before: Sequence[Statement], scope: Scope) -> int:
+    """The elements that are written where state becomes a value: its own, or those of new rows that it has."""
+    for statement in reversed(before):
+        if isinstance(statement, Let) and any(value.name == name for value in statement.results):
+            match statement.operation:
+                case Update() if _writes_rows(statement, scope):
+                    return read_of(str(statement.operands[1]), scope).kind.shape.elements
+                case Wait() | Alias() | Rename() | Store() | Start(movement=Store()):
+                    name = str(statement.operands[0])
+                case _:
+                    break
+    return read_of(name, scope).kind.shape.elements
 
 
 def _new_rows(name: str, body: Sequence[Statement]) -> bool:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TypeVar
 
 from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of, moved, segments_of
@@ -118,12 +119,14 @@ class Unrolling:
 
     def __init__(
         self, program: Program, func: Func, at_hand: Set[Tier] = frozenset((Tier.DEVICE,)),
-        watched: Set[str] = frozenset(),
+        watched: Set[str] = frozenset(), kept: Mapping[str, float] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        """`kept` are the bytes of an element of weights and state that are kept otherwise than their types say."""
         self.program = program
         self.func = func
         self.at_hand = at_hand
         self.watched = watched
+        self.kept = kept
         self.sizes = program.sizes(func)
         self.segments = segments_of(program, func, watched)
         self.placements = {value.name: home_of(value.type) for value in program.globals.values()}
@@ -272,7 +275,7 @@ class Unrolling:
             parts.append(source)
             after += self._landing.get(read.name, ())
             after += [n for part, n in self.touched(source[0]).writes if _meet(part, source[1])]
-            sizes = moved(read.kind, self.at_hand)
+            sizes = moved(read.kind, self.at_hand, each=self.kept.get(source[0]))
             host, disk = host + sizes[0], disk + sizes[1]
         landing: list[int] = []
         self.prepare(segment)
@@ -312,13 +315,14 @@ class Unrolling:
         statement = segment.only
         placement = home_of(statement.result.type)
         if segment.lasting and placement.tier is not Tier.HOST:
-            number = self.event(Action.WRITE, segment, self.writer(placement))
+            resource, sizes = self.writer(placement), moved(statement.result.type, self.at_hand)
+            number = self.event(Action.WRITE, segment, resource, (), sizes[resource is Resource.DISK_WRITE])
             self._landing[statement.result.name] = (number,)
             return
         copied = Tier.HOST in self.at_hand
         resource = Resource.DEVICE if copied else Resource.FROM_DEVICE
-        kind = statement.results[0].type
-        nbytes = 0 if copied else kind.shape.elements * kind.shape.dtype.bits // 8
+        kind = statement.results[0].type.shape
+        nbytes = 0 if copied else (kind.elements if segment.lasting else segment.written) * kind.dtype.bits // 8
         number = self.event(Action.STORE, segment, resource, (), nbytes)
         self._landing[statement.results[0].name] = (number,)
 
@@ -366,7 +370,9 @@ class Unrolling:
         source = self.away(segment.reads[statement.operand])
         after += [n for p, n in self.touched(source[0]).writes if _meet(p, source[1])] if source is not None else []
         resource = self.writer(self.placements[name])
-        number = self.event(Action.WRITE, segment, resource, after)
+        # A store has brought it to the host.
+        _, disk = moved(read.kind, self.at_hand, segment.written, self.kept.get(name))
+        number = self.event(Action.WRITE, segment, resource, after, disk)
         if resource is not Resource.DEVICE:
             touched.write(part, number)
             if source is not None and source[0] != name:

@@ -16,6 +16,7 @@ from shardwright.cost.offloading.memory import peaks_of
 from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
 from shardwright.cost.offloading.simulation import EventSpan, simulate
+from shardwright.cost.offloading.sizes import growing_loop
 from shardwright.cost.offloading.times import BlockStep, computation, steps_of
 from shardwright.cost.programs.unrolling import Action, Event, ListedEvents, Resource, events_of
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -46,9 +47,9 @@ def predicted_timeline(setting: OffloadSetting, policy: Policy, title: str, prog
     first = "prefill" if "prefill" in names else "prefill_and_decode"
     one = len(events_of(program, program.func("decode")))
     _check_events(one, setting.sizes.generated)
-    events: list[Event] = []
+    kept, events = _element_bytes(setting, policy, program), list[Event]()
     for token in range(setting.sizes.generated):
-        unrolling = ListedEvents(program, program.func("decode" if token else first))
+        unrolling = ListedEvents(program, program.func("decode" if token else first), kept=kept)
         unrolling.first, unrolling.around = len(events), (("token", token),)
         unrolling.walk()
         events += unrolling.events
@@ -57,6 +58,19 @@ def predicted_timeline(setting: OffloadSetting, policy: Policy, title: str, prog
     for event, span in zip(events, spans, strict=True):
         ends[token_of(event)] = max(span.end, ends.get(token_of(event), 0.0))
     return Timeline(title, course_of(events, spans, _memory_by_token(setting, policy, ends)), None, setting.limits)
+
+
+def _element_bytes(setting: OffloadSetting, policy: Policy, program: Program) -> dict[str, float]:
+    """The bytes of an element of each weight and cache that the policy keeps quantized."""
+    made: dict[str, float] = {}
+    if policy.quantized_weights:
+        tensors = (tensor for part, _ in setting.sizes.parts() for tensor in part.tensors if tensor.matrix)
+        made |= {tensor.name: policy.quantized_weights.element_bytes for tensor in tensors}
+    if policy.quantized_cache:
+        _, update = growing_loop(program.func("decode"))
+        caches = (value.name for value in program.state if update.dim in value.shape)
+        made |= dict.fromkeys(caches, policy.quantized_cache.element_bytes)
+    return made
 
 
 def _check_events(one: int, tokens: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 from program_text import program
 
 from shardwright.cost.offloading.simulation import simulate
-from shardwright.cost.programs.unrolling import events_of
+from shardwright.cost.programs.unrolling import ListedEvents, events_of
 from shardwright.ir.types import Tier
 
 PREFETCHED = """
@@ -141,3 +141,55 @@ func f(x: f32 E on host, pos: int32) -> f32 E {
     assert events["row", 0, "store"].number in events["k", 0, "write"].after
     assert str(events["kept", 0, "store"].resource) == "from device"
     assert events["kept", 0, "store"].number in events["s", 0, "write"].after
+
+
+WRITTEN = """
+dim N=2 T=8 L=2 E=4
+state {
+  a: f32 NTE on disk
+  b: f32 NTE on device 25% host 50% disk 25% along T
+  s: f32 NE on disk
+}
+func f(x: f32 LE, pos: int32) -> f32 E {
+  y = loop[N](h: f32 LE = x) {
+    row: f32 LE on disk = store[disk](h)
+    longer = update[T](a, row, pos)
+    set a = longer
+    here = fetch(b)
+    with_rows = update[T](here, h, pos)
+    b_next: f32 TE on device 25% host 50% disk 25% along T = with_rows
+    set b = b_next
+    first = take[L, 0](h)
+    kept: f32 E on disk = store[disk](first)
+    set s = kept
+    away: f32 LE on disk = store[disk](h)
+    again = fetch(away)
+    next again
+  }
+  last = take[L, 0](y)
+  return last
+}
+"""
+
+
+def test_writes_are_of_the_rows_that_are_new() -> None:
+    """What is stored for a write comes to the host; of it goes to disk what lies there."""
+    text = program(WRITTEN)
+    row = 4 * 4
+    events = {(e.name, str(e.resource)): e.nbytes for e in events_of(text, text.func("f")) if e.action != "compute"}
+    assert {key: events[key, "disk write"] for key in ("a", "b", "s", "away")} == {
+        "a": 2 * row,
+        "b": 2 * row / 4,
+        "s": row,
+        "away": 2 * row,
+    }
+    assert [events[key, "from device"] for key in ("row", "b_next", "kept")] == [2 * row, 2 * row, row]
+    # In 5 bits an element, of all that is read and written of it.
+    packed = ListedEvents(text, text.func("f"), kept={"b": 5 / 8})
+    packed.walk()
+    now = {(e.name, str(e.resource)): e.nbytes for e in packed.events if e.action != "compute"}
+    assert {key: (events[key], now[key]) for key in events if events[key] != now[key]} == {
+        ("here", "disk read"): (2 * row, 10 * row // 32),
+        ("here", "to device"): (6 * row, 30 * row // 32),
+        ("b", "disk write"): (row // 2, 1),
+    }

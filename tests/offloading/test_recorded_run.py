@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from models.greedy_generation import truth
+
+from shardwright.backends.timeline.recorder import Recorder
+from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
+from shardwright.cost.offloading.policy import parse_policy
+from shardwright.serving.generation.prompts import make_prompts
+from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.offloading.buckets import buckets
+from shardwright.serving.offloading.run import OffloadedModel, OffloadRequest
 
 PROMPTS = [{"tokens": [5, 9, 17, 4]}, {"tokens": [8, 3, 6]}, {"tokens": [7, 7]}]
 
@@ -32,3 +43,29 @@ def test_a_run_has_a_timeline(
     assert len({name.split(" ", 2)[2] for name in computed}) >= 3 * 2 * len(PROMPTS)  # tokens, layers, batches
     assert set(timeline["measured"]["memory_bytes"]) == {"device", "host", "disk"}
     assert shardwright("draw", made, "-o", tmp_path / "run.svg").status == 0
+
+
+@pytest.mark.parametrize("quantized", [None, INT4], ids=["whole", "int4"])
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "copied"])
+def test_events_have_the_bytes_that_they_moved(
+    checkpoint: Callable[..., Path], in_place: bool, quantized: GroupQuantization | None
+) -> None:
+    """Of a cache in three memories nothing but new rows leaves the device, and what of these is on disk is written."""
+    folder, new = checkpoint("llama-grouped"), 3
+    made = make_prompts([prompt.tolist() for prompt in truth(folder).prompts], 96, None)
+    policy = replace(parse_policy(f"{len(made)},1,20,30,20,40,100,0"), quantized_weights=quantized,
+                     quantized_cache=quantized)  # fmt: skip
+    recorder = Recorder()
+    request = OffloadRequest(policy, in_place=in_place)
+    with OffloadedModel(folder, request, made, GenerationSettings(new), observe=recorder) as model:
+        list(model.completions())
+    said = Counter[str]()
+    for event in recorder.recording.events:
+        said[str(event.resource)] += event.nbytes
+    assert +said == model.moved
+    assert said["disk read"] > said["disk write"] > 0
+    config = json.loads((folder / "config.json").read_text())
+    row = 4 * config["num_key_value_heads"] * config["hidden_size"] // config["num_attention_heads"]
+    (bucket,) = buckets(made, len(made), 96)
+    rows = len(made) * (bucket.length + new - 1)
+    assert said["from device"] == (0 if in_place else 2 * config["num_hidden_layers"] * rows * row)
