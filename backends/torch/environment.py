@@ -341,7 +341,7 @@ class Environment(Unrolling):
             home.copy(entry.part, raw, None)
         tensor = home.computed(raw, entry.part)
         if entry.rows is not None:
-            tensor = tensor.clone() if home.all_at_hand else tensor
+            tensor = tensor if home.brought(entry.part) else tensor.clone()
             put(tensor, entry.names, entry.rows)
         return tensor
 

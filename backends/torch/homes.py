@@ -106,16 +106,6 @@ class Home:
         return {rows.tier: self.bytes_on(rows.tier) for rows in self.rows if rows.tier in self.tiers.at_hand}
 
     @cached_property
-    def all_at_hand(self) -> bool:
-        """True if no event brings any of it."""
-        return all(rows.tier is Tier.DEVICE for rows in self.pieces)
-
-    @cached_property
-    def elsewhere(self) -> bool:
-        """True if some of it is not at hand, or not as it is computed with."""
-        return not self.all_at_hand or self.coding.quantized is not None
-
-    @cached_property
     def spills(self) -> bool:
         """True if the rows on disk lie in the spill file."""
         return True
@@ -170,9 +160,24 @@ class Home:
             ranges.append((at,) if isinstance(at, int) else range(size)[at])
         return list(itertools.product(*ranges))
 
+    def taken(self, part: Part) -> range:
+        """The rows of a slice that a part has something of, by an index or a range of their outermost dimension."""
+        if not self.layout.rows:
+            return range(self.n_rows)
+        outermost, *_ = self.layout.rows
+        at, each = part[self.names.index(outermost)], self.n_rows // self.sizes[outermost]
+        found = range(at, at + 1) if isinstance(at, int) else range(self.sizes[outermost])[at]
+        return range(found.start * each, found.stop * each)
+
+    def brought(self, part: Part) -> bool:
+        """True if an event brings some of a part to the device."""
+        taken = self.taken(part)
+        return any(_within(rows, taken).count for rows in self.pieces if rows.tier is not Tier.DEVICE)
+
     def view(self, part: Part) -> Tensor | None:
         """A part where it lies, None where the device cannot compute with it so."""
-        return None if self.elsewhere else self._view(part, Tier.DEVICE)
+        there = not self.brought(part) and self.coding.quantized is None
+        return self._view(part, Tier.DEVICE) if there else None
 
     def view_on_host(self, part: Part) -> Tensor | None:
         """A part where it lies on the host, None where the host cannot compute with it so."""
@@ -185,23 +190,25 @@ class Home:
         found = self.views.get(key)
         if found is not None:
             return found
-        whole = self.whole.get(tier)
+        whole, taken = self.whole.get(tier), self.taken(part)
         if whole is None:
             covered = self.covered(part)
             if len(covered) > 1:
                 return None
-            raw = self.kept[covered[0], tier]
+            raw = self.kept[covered[0], tier][taken.start : taken.stop]
         else:
             at = (part[self.names.index(name)] for name in self.layout.lead)
-            raw = whole[tuple(at)]
+            raw = whole[(*at, slice(taken.start, taken.stop))]
         made = self.computed(raw, part)
         self.views[key] = made
         return made
 
     def at_hand(self, part: Part) -> Tensor | None:
         """A single slice as it is kept, where all of it is at hand."""
-        covered = self.covered(part)
-        return None if len(covered) > 1 or not self.all_at_hand else self.kept[covered[0], Tier.DEVICE]
+        covered, taken = self.covered(part), self.taken(part)
+        if len(covered) > 1 or self.brought(part):
+            return None
+        return self.kept[covered[0], Tier.DEVICE][taken.start : taken.stop]
 
     def extents(self, part: Part) -> tuple[int, ...]:
         """The extents of a part as it is computed with."""
@@ -210,23 +217,27 @@ class Home:
 
     def raw_extents(self, part: Part) -> tuple[int, ...]:
         """The extents of a buffer for a part, as it is kept."""
-        return (len(self.covered(part)) * self.n_rows, *self.middle, self.coding.width)
+        return (len(self.covered(part)) * len(self.taken(part)), *self.middle, self.coding.width)
 
     def computed(self, raw: Tensor, part: Part) -> Tensor:
         """A part as it is computed with, in the value's order of dimensions, from how it is kept."""
-        wanted = dict(zip(self.names, part, strict=True))
+        wanted, sizes, taken = dict(zip(self.names, part, strict=True)), dict(self.sizes), self.taken(part)
+        if len(taken) < self.n_rows:
+            outermost, *_ = self.layout.rows
+            sizes[outermost] = sizes[outermost] * len(taken) // self.n_rows
+            wanted[outermost] = 0 if isinstance(wanted[outermost], int) else _ALL
         ranges = [(name, at) for name in self.layout.lead if isinstance(at := wanted[name], slice)]
         order = [*(name for name, _ in ranges), *self.layout.dims]
         lead = [len(range(self.sizes[name])[at]) for name, at in ranges]
-        whole = self.coding.decode(raw).reshape([*lead, *(self.sizes[name] for name in self.layout.dims)])
+        whole = self.coding.decode(raw).reshape([*lead, *(sizes[name] for name in self.layout.dims)])
         rest = [name for name in self.names if name in order]
         whole = whole.permute([order.index(name) for name in rest])
         index = tuple(wanted[name] if name in self.layout.dims else _ALL for name in rest)
         return whole if all(each == _ALL for each in index) else whole[index]
 
-    def there(self, index: tuple[int, ...], tier: Tier) -> TierRows:
-        """The rows on a tier that something has been written to."""
-        rows = rows_on(self.pieces, tier)
+    def there(self, index: tuple[int, ...], tier: Tier, taken: range) -> TierRows:
+        """The rows on a tier, of those taken, that something has been written to."""
+        rows = _within(rows_on(self.pieces, tier), taken)
         if not self.grows:
             return rows
         return TierRows(tier, rows.start, max(rows.start, min(rows.stop, self.filled[index])))
@@ -236,41 +247,47 @@ class Home:
         how many bytes these are."""
         jobs: list[Job] = []
         nbytes = 0
-        on_disk = rows_on(self.pieces, Tier.DISK)
+        taken = self.taken(part)
+        on_disk = _within(rows_on(self.pieces, Tier.DISK), taken)
         for number, index in enumerate(self.covered(part)):
-            rows = self.there(index, Tier.DISK)
+            rows = self.there(index, Tier.DISK, taken)
             if rows.count:
                 nbytes += rows.count * self.row_bytes
-                begin = number * on_disk.count if staged else number * self.n_rows + rows.start
+                begin = number * on_disk.count if staged else number * len(taken) + rows.start - taken.start
                 if into is not None:
                     jobs += self._jobs(index, rows, into[begin : begin + rows.count])
         return jobs, nbytes
 
     def staged_extents(self, part: Part) -> tuple[int, ...]:
         """The extents of a buffer on the host for the rows on disk."""
-        n = len(self.covered(part)) * rows_on(self.pieces, Tier.DISK).count
-        return (n, *self.middle, self.coding.width)
+        on_disk = _within(rows_on(self.pieces, Tier.DISK), self.taken(part))
+        return (len(self.covered(part)) * on_disk.count, *self.middle, self.coding.width)
 
     def _jobs(self, index: tuple[int, ...], rows: TierRows, target: Tensor) -> list[Job]:
-        return self.tiers.spill.jobs(self.what(index), target, self.regions[index])
+        before = rows.start - rows_on(self.pieces, Tier.DISK).start
+        return self.tiers.spill.jobs(self.what(index), target, self.regions[index] + before * self.row_bytes)
 
     def copy(self, part: Part, raw: Tensor, staged: Tensor | None) -> int:
         """Fills a buffer on the device with what lies in memory, and with what is `staged` from disk; the bytes that
         came from the host."""
         moved = at = 0
+        taken = self.taken(part)
         for number, index in enumerate(self.covered(part)):
-            own = raw[number * self.n_rows : (number + 1) * self.n_rows]
-            for rows in self.pieces:
-                here = self.there(index, rows.tier)
-                source = self.kept.get((index, rows.tier))
-                if rows.tier is Tier.DISK and staged is not None:
+            own = raw[number * len(taken) : (number + 1) * len(taken)]
+            for piece in self.pieces:
+                rows, here = _within(piece, taken), self.there(index, piece.tier, taken)
+                source = self.kept.get((index, piece.tier))
+                if source is not None:
+                    source = source[rows.start - piece.start :]
+                if piece.tier is Tier.DISK and staged is not None:
                     source = staged[at : at + rows.count]
+                    at += rows.count
+                first, last, stop = (row - taken.start for row in (here.start, here.stop, rows.stop))
                 if here.count and source is not None:
-                    own[here.start : here.stop].copy_(source[: here.count], non_blocking=True)
-                    moved += here.count * self.row_bytes if rows.tier is not Tier.DEVICE else 0
-                if here.count < rows.count:
-                    own[here.stop : rows.stop].zero_()
-            at += rows_on(self.pieces, Tier.DISK).count
+                    own[first:last].copy_(source[: here.count], non_blocking=True)
+                    moved += here.count * self.row_bytes if piece.tier is not Tier.DEVICE else 0
+                if last < stop:
+                    own[last:stop].zero_()
         return moved
 
     # ------------------------------------------------------------ writing
@@ -351,6 +368,12 @@ def joined(pieces: tuple[TierRows, ...], at_hand: Set[Tier]) -> tuple[TierRows, 
 def rows_on(pieces: tuple[TierRows, ...], tier: Tier) -> TierRows:
     """The rows on one tier, perhaps none."""
     return next((rows for rows in pieces if rows.tier is tier), TierRows(tier, 0, 0))
+
+
+def _within(rows: TierRows, taken: range) -> TierRows:
+    """Those of the rows that are taken, perhaps none."""
+    start = min(max(rows.start, taken.start), rows.stop)
+    return TierRows(rows.tier, start, max(start, min(rows.stop, taken.stop)))
 
 
 def state_layout(

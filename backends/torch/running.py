@@ -294,7 +294,7 @@ class RunningFunction(Environment):
         extents, dtype = home.raw_extents(part), home.coding.kept_as
         buffer = self._buffer(Tier.DEVICE, name, extents, dtype)
         raw = buffer.as_tensor(extents, dtype)
-        if home.all_at_hand:  # its slices lie apart, and no event brings them together
+        if not home.brought(part):  # its slices lie apart, and no event brings them together
             home.copy(part, raw, None)
             return self._with_rows(replace(entry, tensor=home.computed(raw, part), buffer=buffer))
         staged, staging, on_host = None, None, home.staged_extents(part)

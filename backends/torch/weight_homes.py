@@ -184,7 +184,8 @@ class WeightHome(Home):
             return super()._jobs(index, rows, target)
         ranges = self.ranges[index]
         if ranges is not None:
-            return self._range_jobs(ranges, target)
+            begin = (rows.start - rows_on(self.pieces, Tier.DISK).start) * self.row_bytes
+            return self._range_jobs(_cut(ranges, begin, begin + rows.count * self.row_bytes), target)
 
         def put_together() -> None:
             import torch
@@ -194,6 +195,16 @@ class WeightHome(Home):
                     target[part.start - rows.start : part.stop - rows.start].copy_(self._read(index, part))
 
         return [put_together]
+
+
+def _cut(ranges: Sequence[FileRange], begin: int, end: int) -> list[FileRange]:
+    """What of ranges comes to lie at these bytes, which then begin at 0."""
+    made: list[FileRange] = []
+    for part in ranges:
+        first, last = max(begin, part.at), min(end, part.at + part.nbytes)
+        if first < last:
+            made.append(replace(part, at=first - begin, nbytes=last - first, offset=part.offset + first - part.at))
+    return made
 
 
 def weight_homes(

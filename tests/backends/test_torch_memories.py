@@ -306,9 +306,9 @@ RANGES = {
 GROUPS = {**OLD, **ROWS, **CARRIED, **KEPT, **RANGES}
 
 
-def run(text: str, *, in_place: bool) -> dict[str, int]:
+def run(text: str, *, in_place: bool, head: str = HEAD) -> dict[str, int]:
     """Holds a run against the meaning; the bytes that were moved."""
-    of = complete(program(HEAD + text))
+    of = complete(program(head + text))
     verify(of, Level.EXPLICIT)
     given = random_inputs(of, "f", 0)
     args = {**given.args, "at": np.int32(2)}
@@ -432,3 +432,44 @@ def test_what_is_moved_is_what_the_text_says() -> None:
     assert said["disk write"] == 4 * 12
     moved = run(text, in_place=False)
     assert moved == {name: nbytes for name, nbytes in said.items() if nbytes}
+
+
+PARTS = """
+dim N=3 B=8 E=4
+weights { w: f32 NBE on disk }
+state {
+  d: f32 BE on disk
+  m: f32 NBE on device 25% host 50% disk 25% along B
+}
+func f(x: f32 E, at: int32) -> """
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("f32 E { return x + fetch(take[B, 3](d)) }", {"disk read": 1, "to device": 1}),
+        ("f32 E { return x + sum[B](fetch(take[B 2:5](d))) }", {"disk read": 3, "to device": 3}),
+        ("f32 BE { return fetch(take[N, 1](w)) }", {"disk read": 8, "to device": 8}),
+        ("f32 NE { return fetch(take[B, 4](m)) }", {"to device": 3}),
+        ("f32 NE { return sum[B](fetch(take[B 6:8](m))) }", {"disk read": 6, "to device": 6}),
+        (
+            """f32 E {
+  some = take[B 1:7](w)
+  y = loop[N](c: f32 E = x) {
+    next c + sum[B](fetch(some))
+  }
+  return y
+}""",
+            {"disk read": 18, "to device": 18},
+        ),
+    ],
+)
+def test_parts_move_no_more_than_they_are(text: str, rows: dict[str, int]) -> None:
+    """An index or a range of what is shared out over memories, or read row by row."""
+    of = complete(program(PARTS + text))
+    said: dict[str, int] = {}
+    for event in events_of(of, of.func("f")):
+        if event.nbytes:
+            said[event.resource] = said.get(event.resource, 0) + event.nbytes
+    assert run(text, in_place=False, head=PARTS) == said == {name: 16 * count for name, count in rows.items()}
+    assert run(text, in_place=True, head=PARTS).get("disk read", 0) == said.get("disk read", 0)
