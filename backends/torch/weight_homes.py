@@ -42,7 +42,8 @@ def weight_layout(
     """How a weight lies; whether that is as its files have it; and whether it is quantized, which matrices are, with
     groups along the dimensions after the first."""
     names = tuple(name for name in value.shape.names if name not in lead)
-    if len(names) < 2 or not value.shape.dtype.is_wide_float:
+    vector = len(names) < 2 or (order is not None and order.leading == len(order.dims))  # as a bias of all heads is
+    if vector or not value.shape.dtype.is_wide_float:
         quantized = None
     along = value.type.placement.along if value.type.placement is not None else None
     chosen = RowOrder(names) if quantized or order is None else order

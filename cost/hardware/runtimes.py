@@ -58,7 +58,8 @@ class Runtime:
     holds up the thread that starts the computation. `relays`: the thread that has read a tensor from disk copies it
     to the device; else pieces are copied while others are read. `offloads_cache`: cache and hidden states may leave
     the device. `weights_together`: who plans for it puts all weights on one tier. `quantizes`: it can keep weights
-    and cache quantized in groups; `quantizes_both`: where it keeps the cache so, weights are, too.
+    and cache quantized in groups; `quantizes_both`: where it keeps the cache so, weights are, too. `ties_tables`:
+    a table that tokens are looked up in and logits made with lies there once.
 
     `memory` is the share of the device memory's rate that its kernels reach, `cache_passes` how often attention on
     the device goes over the cache, `score_bytes` the traffic of one attention score in prefill, `elementwise` how
@@ -87,6 +88,7 @@ class Runtime:
     weights_together: bool
     quantizes: bool
     quantizes_both: bool
+    ties_tables: bool
     memory: float
     cache_passes: float
     score_bytes: float

@@ -47,9 +47,8 @@ def capacities(machine: Machine) -> Mapping[str, float]:
 
 def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
     """The peak bytes of a block on every tier, homes and working memory together."""
-    placed = [
-        (place(part, policy.weights, runtime, quantized=policy.quantized_weights), n) for part, n in sizes.parts()
-    ]
+    placed = [(place(part, policy.weights, runtime, quantized=policy.quantized_weights), n)
+              for part, n in sizes.parts(tied=runtime.ties_tables)]  # fmt: skip
     device, host, disk = (sum(n * getattr(each, tier) for each, n in placed) for tier in TIERS)
     layer = [place(part, policy.weights, runtime, quantized=policy.quantized_weights) for part in
              (sizes.attention, sizes.feedforward)]  # fmt: skip

@@ -100,10 +100,13 @@ class Sizes:
         """Keys and values of one token in one layer."""
         return self.cache_elements * self.cache_element_bytes
 
-    def parts(self) -> tuple[tuple[WeightGroup, int], ...]:
-        """Each part with how often the model has it."""
-        layers = self.layers
-        return ((self.embedding, 1), (self.attention, layers), (self.feedforward, layers), (self.unembedding, 1))
+    def parts(self, *, tied: bool = False) -> tuple[tuple[WeightGroup, int], ...]:
+        """Each part with how often the model has it; with `tied` what several have is the first one's alone."""
+        layers, after = self.layers, self.unembedding
+        if tied:
+            tensors = tuple(tensor for tensor in after.tensors if tensor not in self.embedding.tensors)
+            after = replace(after, tensors=tensors)
+        return ((self.embedding, 1), (self.attention, layers), (self.feedforward, layers), (after, 1))
 
 
 def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:

@@ -155,6 +155,19 @@ def test_memory_is_that_of_the_five_constraints() -> None:
     }  # fmt: skip
 
 
+def test_a_table_that_is_used_twice_lies_there_once() -> None:
+    """As the runtime here has it; others keep a copy for each use. It moves for each."""
+    table = WeightTensor("embed", 1000 * E, 2000 * E, True)
+    apart = replace(small(), embedding=WeightGroup("embedding", (table,), 0.0),
+                    unembedding=WeightGroup("unembedding", (replace(table, name="unembed"),), 0.0))  # fmt: skip
+    tied = replace(apart, unembedding=replace(apart.unembedding, tensors=(table,)))
+    policy = parse_policy("4,1,0,100,100,0,100,0")
+    for runtime, copies in ((OURS, 1), (FLEXGEN, 0)):
+        one, two = (peaks_of(sizes, policy, runtime) for sizes in (tied, apart))
+        assert two.host_decode - one.host_decode == copies * table.bytes
+    assert apart.weight_bytes == tied.weight_bytes
+
+
 def test_a_cache_in_4_bits_is_attended_on_the_device() -> None:
     policy = parse_policy("4,2,0,100,0,100,0,100")
     assert attends_on_host(policy, FLEXGEN)
