@@ -158,9 +158,13 @@ def attend_some(
         return torch.matmul(weights.to(v.dtype).float(), v.float()), total.squeeze(-1)
     if q.device.type == "cpu" and v.shape[-1] == q.shape[-1]:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # it reads rows as if they lay so
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        mean, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=mask, scale=scale
         )
+        if mask is None:  # to the kernel a query none of whose scores is a number sees nothing
+            lost = (q.isnan() | k[:, :, :1].isnan()).any(dim=-1)
+            mean, total = mean.masked_fill(lost[..., None], torch.nan), total.masked_fill(lost, torch.nan)
+        return mean, total
     attended = torch.nn.functional.scaled_dot_product_attention
     mean = attended(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=q.shape[1] > 1)
     return mean, mean.new_empty(mean.shape[:3])

@@ -352,6 +352,26 @@ def test_one_query_beyond_the_positions_under_torch(window: int | None, operand:
         close(computed(made, made.func("f"), arrays)[0].numpy(), np.asarray(wanted), 1e-5)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_what_is_no_number_stays_none_under_torch(name: str, causal: bool) -> None:
+    """Of queries, keys or values: their rows are NaN, and no others."""
+    seen = ", causal=L" if causal else ""
+    made = program(
+        "dim B=2 L=5 T=5 K=2 D=4\nfunc f(q: f32 BLKD, k: f32 BTKD, v: f32 BTKD) -> f32 BLKD {\n"
+        f"  return attend[T, D{seen}](q, k, v)\n}}\n"
+    )
+    rng = np.random.default_rng(0)
+    arrays = {each: rng.standard_normal((2, 5, 2, 4)).astype(np.float32) for each in ("q", "k", "v")}
+    arrays[name][1, :, 0, 2] = np.nan
+    (found,) = computed(made, made.func("f"), arrays)
+    lost = np.isnan(found.numpy())
+    assert lost[1, :, 0, 2].all()
+    assert lost[1, :, 0].all() == (name != "v")
+    assert not lost[0].any()
+    assert not lost[:, :, 1].any()
+
+
 def test_bytes_of_a_partial_softmax() -> None:
     """Those of both halves: 2 bytes for each element and 4 for each row."""
     made = program(
