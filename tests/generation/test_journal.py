@@ -113,6 +113,45 @@ def test_a_disk_that_is_full_takes_no_half_line(tmp_path: Path, monkeypatch: pyt
     assert path.read_text() == json.dumps(answer(0)) + "\n"
 
 
+def test_a_file_that_is_cut_off_meanwhile_is_no_answer(tmp_path: Path) -> None:
+    """Lines behind what is gone would come after a hole."""
+    path = tmp_path / "out"
+
+    def cut(lines: int) -> None:
+        with opened(path) as journal:
+            for index in range(4):
+                if index not in {text for text, _ in journal.answered}:
+                    journal.write(answer(index))
+                if index == lines:
+                    os.truncate(path, 5)
+
+    for lines in (2, 3):
+        with pytest.raises(DiagnosticError) as caught:
+            cut(lines)
+        (said,) = caught.value.diagnostics
+        assert (said.code, said.message.split(":")[0]) == ("cut-off", "answers are gone")
+        assert path.read_text() == json.dumps(answer(0))[:5]
+    cut(-1)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [answer(index) for index in range(4)]
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "appended"])
+def test_a_file_that_is_changed_meanwhile_is_whole_at_the_end(change: str, tmp_path: Path) -> None:
+    path, other = tmp_path / "out", tmp_path / "other"
+    with opened(path) as journal:
+        for index in range(4):
+            journal.write(answer(index))
+        if change == "removed":
+            path.unlink()
+        elif change == "replaced":
+            other.write_text("others\n")
+            other.replace(path)
+        else:
+            with path.open("a") as file:
+                file.write("others\n")
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [answer(index) for index in range(4)]
+
+
 def test_a_place_that_cannot_be_written_is_found_at_once(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         opened(tmp_path / "nowhere" / "out")

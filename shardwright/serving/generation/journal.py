@@ -192,6 +192,7 @@ class Journal:
 
     def write(self, keys: dict[str, Any]) -> None:
         """One line more; where that fails, what was written of it is taken away."""
+        self._check_whole()
         data = json_line(keys).encode()
         at = self._end
         try:
@@ -207,16 +208,28 @@ class Journal:
         self._end = at
         self._lines += 1
 
+    def _check_whole(self) -> None:
+        """Raises where somebody has cut off what was written: lines behind it would come after a hole."""
+        if self._kept and os.fstat(self._file).st_size < self._end:
+            message = f"answers are gone: the file was cut off while the run wrote; it had {self._end} bytes"
+            raise self._fault("cut-off", message, NOWHERE, "", "the same command answers anew what is not there")
+
     def _put_in_order(self) -> None:
         """All texts are answered: their lines come into the order of the prompts, in a file that takes this one's place
-        when it is complete."""
+        when it is complete. So they do where this one is no more at its place, or has lines of others."""
+        self._check_whole()
         places = [self._places[text] for text in self.texts]
-        if places == sorted(places):
+        if places == sorted(places) and self._lies_there():
             return
         with whole_file(self._path) as file:
             for begin, end in places:
                 for at in range(begin, end, _COPIED):
                     file.write(os.pread(self._file, min(_COPIED, end - at), at))
+
+    def _lies_there(self) -> bool:
+        """True if the path is that of this file, with all that was written and nothing else."""
+        path, here = Path(self._path), os.fstat(self._file)
+        return path.exists() and os.path.samestat(path.stat(), here) and here.st_size == self._end
 
 
 def _answer(line: bytes) -> dict[str, Any] | None:
