@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -315,7 +316,8 @@ def _answered(journal: Journal | None, world: World | None) -> set[int]:
 
 
 def _of_all(world: World, offloaded: OffloadedModel) -> dict[str, Any]:
-    """The measurements of each process, as `stages` or over a mesh as `processes`, and `peak_bytes`, the highest."""
+    """The measurements of each process, as `stages` or over a mesh as `processes`, the highest `peak_bytes`, and what
+    all have moved and read."""
     report, layers, place = offloaded.report, offloaded.layers, offloaded.place
     own: dict[str, Any] = {"layers": [layers.start, layers.stop]}
     if place.split:
@@ -326,7 +328,12 @@ def _of_all(world: World, offloaded: OffloadedModel) -> dict[str, Any]:
         return {}
     every = [world.shared("measured", index) for index in range(world.count)]
     peaks = {tier: max(each["peak_bytes"][tier] for each in every) for tier in report.peak_bytes}
-    return {"peak_bytes": peaks, "processes" if place.split else "stages": every}
+    moved = Counter[str]()
+    for each in every:
+        moved.update(each["moved_bytes"])
+    read = sum(each["read_bytes"] for each in every)
+    listed = "processes" if place.split else "stages"
+    return {"peak_bytes": peaks, "moved_bytes": dict(moved), "read_bytes": read, listed: every}
 
 
 def _recorder(args: argparse.Namespace, world: World | None) -> Recorder | None:

@@ -153,6 +153,8 @@ def test_a_run_of_the_command(checkpoint: Callable[..., Path], tmp_path: Path, s
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
     assert [each["chip"] for each in report["processes"]] == [{"x": 0}, {"x": 1}]
+    both = [(each["read_bytes"], each["moved_bytes"]["disk read"]) for each in report["processes"]]
+    assert (report["read_bytes"], report["moved_bytes"]["disk read"]) == tuple(map(sum, zip(*both, strict=True)))
     assert [line["new_tokens"] for line in lines(out)] == tokens(folder)[:4]
 
 
