@@ -26,7 +26,7 @@ from shardwright.ir.ops import (
 from shardwright.ir.ops.contraction import accumulator
 from shardwright.ir.program import DimInfo, Func, Let, Marking, Program, Scope, Statement, Value
 from shardwright.ir.rewriter import Namer, Rewriter
-from shardwright.ir.types import Axes, Dim, DType, OpenType, Shape, TensorType, ValueType
+from shardwright.ir.types import Axes, Dim, DType, OpenType, Placement, Shape, TensorType, ValueType
 from shardwright.ir.walk import Site, map_sites, sites, use_counts
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
@@ -76,7 +76,8 @@ class QuantizeWeights(Pass):
         h_scaled = h_unscaled * a_step * w_scale
 
     A group never crosses chips: it shrinks to the largest divisor of what a chip holds, in a layout that is left open
-    of what it could be split into; a weight with fewer than 4 elements in one is int8. Scales of open weights are open.
+    of what it could be split into; a weight with fewer than 4 elements in one is int8. Scales of open weights are open,
+    and lie where the weight lies, or most of it.
     Floating-point weights of two dimensions or more are quantized where every use is a contraction over the same
     dimensions; embeddings that are looked up and scales of norms stay. `quantization` says how, `quantize` does it.
     """
@@ -261,9 +262,23 @@ def _scale_type(kind: ValueType, entry: QuantizedWeight, cuts: _Cuts) -> ValueTy
             splits.append(axes)
     dtype = DType.F32 if entry.groups is None else kind.dtype
     known = tuple(axes for axes in splits if axes is not None)
+    renamed = {entry.grouped: cuts.of(entry.grouped, entry.groups)[0].name} if entry.grouped and entry.groups else {}
     if isinstance(kind, TensorType):
-        return TensorType(dtype, tuple(dims), known, None, kind.placement)
-    return OpenType(dtype, tuple(dims), tuple(splits), kind.partial, kind.placement, kind.open)
+        return TensorType(dtype, tuple(dims), known, None, _beside(kind.placement, dims, renamed))
+    placement = None if kind.placement is None else _beside(kind.placement, dims, renamed)
+    return OpenType(dtype, tuple(dims), tuple(splits), kind.partial, placement, kind.open)
+
+
+def _beside(weight: Placement, dims: Sequence[Dim], renamed: Mapping[str, str]) -> Placement:
+    """Where scales of these dimensions lie: shared as the weight is, or, without the dimension that it is shared along,
+    with the most of it."""
+    if weight.along is None:
+        return weight
+    along = renamed.get(weight.along, weight.along)
+    if any(dim.name == along for dim in dims):
+        return replace(weight, along=along)
+    most = max(weight.shares, key=lambda share: share[1])[0]
+    return Placement(((most, 100.0),))
 
 
 def _declared(values: Sequence[Value], entries: Mapping[str, QuantizedWeight], cuts: _Cuts) -> tuple[Value, ...]:

@@ -367,3 +367,27 @@ def test_what_has_only_small_groups_has_8_bits(size: int) -> None:
     (entry,) = recipe = quantization(before, DType.INT4)
     assert (entry.dtype, entry.groups) == (DType.INT8, None)
     assert largest_error(before, run_passes(before, [QuantizeWeights(bits=4)]), partial(quantize, recipe)) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("bits", "along", "scale"),
+    [
+        (8, "F", "f32 NF on device 25% host 75% along F"),
+        (8, "N", "f32 NF on device 25% host 75% along N"),
+        (8, "E", "f32 NF on host"),
+        (4, "F", "f32 NEG on device 25% host 75% along G"),
+        (4, "E", "f32 NEG on device 25% host 75% along E"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["NEF", "NEF_?"])
+def test_scales_lie_as_the_weight_does_or_with_the_most_of_it(bits: int, along: str, scale: str, layout: str) -> None:
+    before = program(f"""
+        dim N=2 B=4 E=8 F=16
+        weights {{ w: f32 {layout} on device 25% host 75% along {along} }}
+        func f(x: f32 BE) -> f32 BF {{
+          y: f32 BF = loop[N](h: f32 BF = full[BF, f32](0.0)) {{ next h + x @[E] w }}
+          return y
+        }}""")
+    made = run_passes(before, [QuantizeWeights(bits, 4)])
+    assert str(made.weights[1].type).replace("_?", "") == scale
+    assert printed(program(printed(made))) == printed(made)
