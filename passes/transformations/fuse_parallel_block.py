@@ -52,10 +52,10 @@ class FuseParallelBlock(Pass):
         joined = concat[A, by=yzx](merge[HD -> A](o), rename[F -> A](g))
         y: BLE_xyz = x + joined @[A] wo_w_out
 
-    Applies to weights whose layouts agree: the same axes on the dimensions that stay, and on those that are packed.
-    So W_Q goes with the feedforward layer's input matrices, and W_K with W_V, also where these are whole. Block by
-    block of the digits that the parts share (`by`), so that every part stays on its chip. Where each of two added
-    results is demanded split, there are two reduce-scatters before and one after. Weights are packed only where
+    Applies to weights whose layouts agree, and memories: the same axes on the dimensions that stay, and on those that
+    are packed. So W_Q goes with the feedforward layer's input matrices, and W_K with W_V, also where these are whole.
+    Block by block of the digits that the parts share (`by`), so that every part stays on its chip. Where each of two
+    added results is demanded split, there are two reduce-scatters before and one after. Weights are packed only where
     every use of theirs in the program is packed alike; weights that are gathered alike are packed and then gathered.
     Weights whose layouts are open are packed by the digits of the axes `by`, as many of them as divide each part, and
     what they are packed into is open too. `packing` says which weight goes where, `pack` does it with arrays.

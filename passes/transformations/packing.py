@@ -227,7 +227,8 @@ def _product(
     if let.result.shape.names != (*rows, *produced):
         return None
     block = (site.func.name, site.block)
-    kind = (seen.dtype, converted, let.result.shape.dtype)
+    stored, _ = site.scope.values[weight]
+    kind = (seen.dtype, converted, let.result.shape.dtype, str(stored.placement))
     joined = tuple(dim for dim in activation.names if dim in rows or dim == contracted[0])
     joined = tuple("" if dim == contracted[0] else dim for dim in joined)
     by_sum = (root, produced, _splits(seen, produced), _axes(seen, contracted), rows, joined, *kind, str(_demand(let)))
@@ -237,6 +238,8 @@ def _product(
     loops = _loop_dims(weight, site.scope)
     overridden = {name for func in program.funcs for name, _ in func.overrides}
     if any(seen.split(dim) for dim in packed[1:]) or overridden & set(packed):
+        return None
+    if stored.placement is not None and stored.placement.along in packed:
         return None
     occurrence = (*block, "sum" if added else "input", *(by_sum if added else by_input), loops)
     return PackedProduct(site, let, left, weight, converted, seen, packed, occurrence, added)

@@ -209,12 +209,20 @@ func f(x: BE_x, z: BE_x) -> (BF_xy, BG_xy) {{
         ("E_xF_y", "E_yG_x", "x @[E] w", "other axes"),
         ("E_xF_y", "E_xG", "x @[E] w", "the second is whole along y"),
         ("E_xF_y", "E_xG_y", "(x @[E] w) + (z @[E] w)", "a second use that is not packed"),
+        ("E_xF_y", "E_xG_y on host", "x @[E] w", "another memory"),
+        ("E_xF_y on host 50% disk 50% along F", "E_xG_y on host 50% disk 50% along G", "x @[E] w", "shares of each"),
     ],
 )
 def test_what_is_left_alone(v: str, w: str, q: str, why: str) -> None:
     before = program(PAIR.format(v=v, w=w, q=q))
     assert fused(before) == before, why
     assert packing(before) == ()
+
+
+@pytest.mark.parametrize("where", ["on host", "on device 25% host 75% along E"])
+def test_what_is_packed_lies_where_its_parts_lay(where: str) -> None:
+    before = program(PAIR.format(v=f"E_xF_y {where}", w=f"E_xG_y {where}", q="x @[E] w"))
+    assert [str(value.type) for value in fused(before).weights] == [f"bf16 E_xA_y {where}"]
 
 
 def test_pinned_orders_are_kept_to() -> None:
