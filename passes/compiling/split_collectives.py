@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 from shardwright.cost.movements.movement import type_after
 from shardwright.ir.digit_orders import orders_in, strided_dims
-from shardwright.ir.digits import Order, blocks_order
+from shardwright.ir.digits import Order, blocks_order, common_order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import AllGather, ReduceScatter
 from shardwright.ir.program import Func, Let, Program, Statement
@@ -37,9 +38,10 @@ class SplitCollectives(Pass):
 
     Each is on one dimension, and none over all chips, if the mesh has several axes. A gather begins with the least
     significant digits, a scatter with the most significant, so that what lies between is contiguous blocks too. What a
-    chip receives in all is the same. A dimension that is strided is one step, and axes of a single chip count for
-    nothing; 0 leaves all as they are. Takes explicit programs, after everything else; `--target` runs it where the
-    target's compiler makes something dearer of such collectives (docs/reference/targets.md).
+    chip receives in all is the same. A dimension that is strided, or has no digits for what would lie between, is one
+    step, and axes of a single chip count for nothing; 0 leaves all as they are. Takes explicit programs, after
+    everything else; `--target` runs it where the target's compiler makes something dearer of such collectives
+    (docs/reference/targets.md).
     """
 
     name: ClassVar[str] = "split-collectives"
@@ -89,14 +91,19 @@ class SplitCollectives(Pass):
         named = {axis for axis in operation.named_axes if mesh[axis] > 1}
         if most and mesh.product(named) == mesh.n_chips:
             most = min(most, len(named) - 1)
-        if len(named) <= (most or len(named)):
+        if len(named) <= (most if most > 0 else len(named)):
             return [operation]
         groups: list[set[str]] = []
         strided = strided_dims(split, orders, mesh)
-        for dim, own in reversed(list(zip(split.names, split.splits, strict=True))):
-            axes = [axis for axis in blocks_order(orders.get(dim, ()), own, mesh) if axis in named]
-            step = len(axes) or 1 if dim in strided else most
-            groups += [set(axes[max(0, end - step) : end]) for end in range(len(axes), 0, -step)]
+        for dim, own in reversed(list(zip(split.dims, split.splits, strict=True))):
+            order = orders.get(dim.name, ())
+            axes = [axis for axis in blocks_order(order, own, mesh) if axis in named]
+            step = len(axes) or 1 if dim.name in strided else most
+            cuts = [max(0, end - step) for end in range(len(axes), 0, -step)]
+            held = [set(own), *(set(own).difference(axes[cut:]) for cut in cuts)]
+            if any(common_order(order, *pair, dim.size, mesh) is None for pair in pairwise(held)):
+                held = [held[0], held[-1]]
+            groups += [more - fewer for more, fewer in pairwise(held)]
         groups[0].update(axis for axis in operation.named_axes if mesh[axis] == 1)
         if isinstance(operation, AllGather):
             first, *others = groups

@@ -72,6 +72,23 @@ def test_axes_of_one_chip_count_for_nothing() -> None:
     assert "all_gather[yz](a)" in printed(run_passes(whole, [SplitCollectives(1, 1)]))
 
 
+def test_a_mesh_of_one_chip_has_nothing_to_split() -> None:
+    whole = program("mesh x=1\ndim B=4\nfunc f(a: B_x) -> B { g: B = all_gather[x](a)\n return g }")
+    assert run_passes(whole, [SplitCollectives(2, 2)]) == whole
+
+
+def test_a_dimension_without_digits_for_what_would_lie_between_is_one_step() -> None:
+    """12 has no room for x, y and z: E_yz lies in blocks, and E_y has the digit of y, behind that of x."""
+    whole = program("""
+        mesh x=2 y=2 z=2
+        dim B=4 E=12 order x y z
+        func f(a: BE_yz, b: B_xE_y) -> (BE, B_xE_y) {
+          g: BE = all_gather[yz](a)
+          return g, b
+        }""")
+    assert run_passes(whole, [SplitCollectives(1, 1)]) == whole
+
+
 @pytest.mark.parametrize(("mesh", "axes"), [("x=2 y=2", 2), ("x=2 y=1 z=2", 3), ("x=2 y=2 z=2", 3)])
 def test_none_is_over_all_chips(mesh: str, axes: int) -> None:
     names = "".join(part[0] for part in mesh.split())
