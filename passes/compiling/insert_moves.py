@@ -86,8 +86,8 @@ def _with_moves(program: Program, func: Func, digits: _Digits) -> Func:
             return (statement,)
         (name,) = statement.operands
         assert isinstance(name, str)
-        source, target = scope.type_of(name), statement.result.concrete
-        if source == target or not isinstance(source, TensorType):
+        source, target = scope.type_of(name), statement.result.type
+        if source == target or not isinstance(source, TensorType) or not isinstance(target, TensorType):
             return (statement,)
         writer.at(statement)
         kind = source

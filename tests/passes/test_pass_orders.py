@@ -190,6 +190,15 @@ def test_movements_of_a_program_that_is_not_placed_are_the_authors_fault(result:
     assert diagnostic.notes[-1].message == "run place before it: --passes place,insert-moves"
 
 
+def test_movements_of_a_name_that_is_not_placed_are_the_authors_fault() -> None:
+    text = "mesh x=2\ndim B=4\nfunc f(a: f32 B_x) -> f32 B {\n  b = a\n  c: f32 B = b\n  return c\n}"
+    with pytest.raises(DiagnosticError) as caught:
+        run_passes(program(text), (InsertMoves(),))
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message.startswith("insert-moves wants every layout chosen: b: f32 B? has holes")
+    assert diagnostic.span.line == 4
+
+
 HOSTED = """
 mesh x=2
 dim B=4 E=8 F=16
