@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand
 from shardwright.ir.ops import Full, Uniform
@@ -104,14 +104,15 @@ def fresh_dim(program: Program, taken: set[str], like: str) -> str:
 
 def check_chips(program: Program, made: MicroBatches, refuse: Callable[..., DiagnosticError]) -> None:
     """Raises what `refuse` makes of the reason where chips that split the batch do not divide each of the batches."""
-    for _, value in program_values(program):
-        name, kind = value.name, value.type
+    values = [(value.name, value.type, value.span) for _, value in program_values(program)]
+    results = [(f"the result of {func.name}", kind, func.span) for func in program.funcs for kind in func.results]
+    for name, kind, span in (*values, *results):
         axes = kind.splits[kind.names.index(made.batch)] if made.has_rows(kind) else ()
         chips = _product(program.mesh, axes)
         if made.size % chips:
             raise refuse(
                 f"{name}: {kind} splits {made.batch} over {chips} chips, which do not divide a batch of {made.size}",
-                NOWHERE,
+                span,
                 "ask for fewer batches",
             )
 

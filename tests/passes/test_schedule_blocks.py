@@ -325,6 +325,11 @@ FAULTS = {
         "schedule-blocks{batches=4}",
         "x: f32 B_xE splits B over 2 chips, which do not divide a batch of 1",
     ),
+    "rows of a result split over more chips than there are": (
+        ON_TWO_CHIPS.replace("-> f32 BE", "-> f32 B_xE"),
+        "schedule-blocks{batches=4}",
+        "the result of f: f32 B_xE splits B over 2 chips, which do not divide a batch of 1",
+    ),
 }
 
 
