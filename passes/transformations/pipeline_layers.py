@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span
-from shardwright.ir.operation import Number, Operand
+from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.ops import (
     Add,
     AllReduce,
@@ -21,6 +21,7 @@ from shardwright.ir.ops import (
     Merge,
     Mul,
     Roll,
+    Rotary,
     Slice,
     Split,
     Start,
@@ -32,7 +33,7 @@ from shardwright.ir.ops import (
 )  # fmt: skip
 from shardwright.ir.program import Carry, Func, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.rewriter import Rewriter, rename_dims
-from shardwright.ir.types import DType, Partial, Reduction, TensorType
+from shardwright.ir.types import Dim, DType, Partial, Reduction, Shape, TensorType
 from shardwright.ir.verification.verifier import Level
 from shardwright.ir.walk import captured, names_read, rename_operands, states_set
 from shardwright.passes.base import Pass
@@ -358,10 +359,57 @@ class _Body:
         operands = self._operands(inner, let.operands, slot)
         staged = any(stages.stage in self.known[o].dims for o in operands if isinstance(o, str) and o in self.known)
         kinds = [stages.own_rows(value.concrete) for value in let.results]
-        kinds = [stages.each_stage(kind) for kind in kinds] if staged else kinds
+        if staged:
+            kinds = [stages.each_stage(kind) for kind in kinds]
+            operation, operands = self._by_stage(inner, operation, operands, [kind.shape for kind in kinds])
         results = tuple(replace(v, type=kind) for v, kind in zip(let.results, kinds, strict=True))
         self.known.update((value.name, value.concrete) for value in results)
         return replace(let, results=results, operation=operation, operands=operands)
+
+    def _by_stage(
+        self, inner: Rewriter, operation: Operation, operands: tuple[Operand, ...], results: list[Shape]
+    ) -> tuple[Operation, tuple[Operand, ...]]:
+        """The operation with operands of which it gives `results` for each stage: those that are the same for all
+        become one for each where it wants that. Raises where it does not even then."""
+        stages = self.stages
+        if isinstance(operation, Rotary):
+            operation, operands = self._positions(inner, operation, operands)
+        if self._lack(operation, operands, results) is None:
+            return operation, operands
+        same = {o: self.known[o] for o in operands if isinstance(o, str) and stages.stage not in self.known[o].dims}
+        own = {o: self._each_stage(inner, o, stages.each_stage(kind)) for o, kind in same.items() if kind.dims}
+        operands = tuple(own.get(o, o) if isinstance(o, str) else o for o in operands)
+        if (lack := self._lack(operation, operands, results)) is not None:
+            what = f"{operation.keyword} within the layers cannot be computed for all stages at once"
+            raise no_pipeline(what, inner.span, lack)
+        return operation, operands
+
+    def _lack(self, operation: Operation, operands: Sequence[Operand], results: list[Shape]) -> str | None:
+        """Why the operation does not give `results` of these operands; None where it does."""
+        sizes = self.stages.program.sizes(self.function.func)
+        args = [Arg(str(o), self.known[o].shape) if isinstance(o, str) else Arg(str(o), None, o) for o in operands]
+        try:
+            given = operation.shapes(args, Context(sizes, results[0] if len(results) == 1 else None))
+        except DiagnosticError as error:
+            return error.diagnostics[0].message
+        same = [shape.names for shape in given] == [shape.names for shape in results]
+        return None if same else f"it gives {', '.join(map(str, given))}"
+
+    def _positions(
+        self, inner: Rewriter, rotary: Rotary, operands: tuple[Operand, ...]
+    ) -> tuple[Operation, tuple[Operand, ...]]:
+        """The rotation by the positions themselves, where they are counted from one of each stage."""
+        x, start, *others = operands
+        kind = self.known[str(x)]
+        along = rotary.positions_dim([Arg(str(x), kind.shape), Arg(str(start), None)])
+        if along is None or not isinstance(start, str) or self.known[start].names != (self.stages.stage.name,):
+            return rotary, operands
+        counted = TensorType(DType.INT32, (Dim(along, kind.shape.size(along)),), ((),))
+        index = inner.let(Iota(along, kind.shape.size(along)), (), f"{start}_index", counted)
+        here = self.stages.each_stage(counted)
+        positions = inner.let(Add(), (start, index), f"{start}_positions", here)
+        self.known[positions] = here
+        return replace(rotary, seq=None), (x, positions, *others)
 
     def _operands(self, inner: Rewriter, operands: Sequence[Operand], slot: str) -> tuple[Operand, ...]:
         changed = {*self.stages.renamed, self.stages.layers}
@@ -408,5 +456,9 @@ class _Body:
         """A value for each stage, though it may be the same for all."""
         if self.stages.stage in self.known[name].dims:
             return name
-        nothing = inner.let(Full(kind.names, kind.dtype), (Number("0"),), f"{name}_nothing", kind)
-        return inner.let(Add(), (name, nothing), f"{name}_each", kind)
+        stage = self.stages.stage
+        zeros = replace(kind, dims=(stage,), splits=(kind.split(stage.name),))
+        nothing = inner.let(Full(zeros.names, kind.dtype), (Number("0"),), f"{name}_nothing", zeros)
+        made = inner.let(Add(), (name, nothing), f"{name}_each", kind)
+        self.known[made] = kind
+        return made
