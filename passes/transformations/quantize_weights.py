@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, fault
-from shardwright.ir.digits import order_size
+from shardwright.ir.digits import fitting_order, order_size
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import (
     Alias,
@@ -158,8 +158,10 @@ def quantization(program: Program, stored: DType = DType.INT8, group: int = 64) 
             if not grouped:
                 continue
             size = kind.shape.size(grouped[0])
-            order = program.dim(grouped[0]).order or _split(program, kind, grouped[0])
-            held = size // order_size(order, program.mesh)
+            split = _split(program, kind, grouped[0])
+            order = program.dim(grouped[0]).order or split
+            digits = fitting_order(order, set(split).intersection(order), size, program.mesh)
+            held = size // order_size(digits, program.mesh)
             together = max(n for n in range(1, min(group, held) + 1) if held % n == 0)
             if together < min(group, _LEAST_GROUP):
                 entry = replace(entry, dtype=DType.INT8)

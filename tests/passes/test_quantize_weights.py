@@ -391,3 +391,16 @@ def test_scales_lie_as_the_weight_does_or_with_the_most_of_it(bits: int, along: 
     made = run_passes(before, [QuantizeWeights(bits, 4)])
     assert str(made.weights[1].type).replace("_?", "") == scale
     assert printed(program(printed(made))) == printed(made)
+
+
+@pytest.mark.parametrize(("size", "split", "groups"), [(2, "_x", 2), (20, "_x", 4), (20, "_yz", 4), (20, "_?", 4)])
+def test_groups_where_a_dimension_has_no_room_for_all_digits(size: int, split: str, groups: int) -> None:
+    before = program(f"""
+        mesh x=2 y=2 z=2
+        dim B=8 E=16 F={size} order x y z
+        weights {{ w: f32 EF{split} }}
+        func f(a: f32 BE) -> f32 BF {{ return a @[E] w }}""")
+    (entry,) = quantization(before, DType.INT4)
+    assert entry.dtype is (DType.INT8 if size == 2 else DType.INT4)
+    assert entry.groups in (None, groups)
+    run_passes(before, parse_pipeline("quantize-weights{bits=4},place,choose-digit-order,insert-moves"))
