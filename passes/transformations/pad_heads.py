@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
-from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.operation import Number
 from shardwright.ir.ops import (
-    Argmax,
-    Concat,
-    Cumsum,
-    Foreign,
-    Layernorm,
-    Max,
     Merge,
-    Rmsnorm,
-    Softmax,
     Split,
-    Sum,
-    Take,
-    Topk,
 )
-from shardwright.ir.program import Func, Let, Program, Value
+from shardwright.ir.program import Func, Let, Program, Statement, Value
 from shardwright.ir.text.unparse import unparse
-from shardwright.ir.walk import operand_names, sites
+from shardwright.ir.walk import Site, map_sites
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
+from shardwright.passes.transformations.added_heads import require_zeros_to_stay_apart
 from shardwright.passes.transformations.padded_weights import PaddedDim, PaddedWeights, Padding
 from shardwright.passes.transformations.projections import Dataflow
 
@@ -46,14 +38,14 @@ class PadHeads(Pass):
         dim E=18432 H=64 D=256
 
     The weights of an added head are zeros: its query is zero, and whatever it reads, the output projection
-    multiplies by zeros, so that results are exactly those of the heads that were there. `padding` gives the recipe by
-    which arrays become those of the padded program, and `pad` follows it. Where several heads of queries share
-    those of keys and values, heads are added to each group, and the KV cache stays as it is. Attention may be written
-    `attend` or as `@ softmax @`. The layouts stay too:
-    what the padded heads now allow is demanded by other passes, or chosen by `place`. Where a layout demands already
-    what only the padded heads allow, as `BLH_xyzD` does of 48 heads on 64 chips, `opt` reads the program at the padded
-    sizes. To leave heads as they are and let axes that do not divide them hold copies instead, see
-    `attention-over-batch{axes=none}`.
+    multiplies by zeros, so that results are exactly those of the heads that were there. Raises where heads are mixed
+    otherwise, or multiplied with nothing that is zeros there. `padding` gives the recipe by which arrays become those
+    of the padded program, and `pad` follows it. Where several heads of queries share those of keys and values, heads
+    are added to each group, and the KV cache stays as it is. Attention may be written `attend` or as `@ softmax @`.
+    The layouts stay too: what the padded heads now allow is demanded by other passes, or chosen by `place`. Where a
+    layout demands already what only the padded heads allow, as `BLH_xyzD` does of 48 heads on 64 chips, `opt` reads
+    the program at the padded sizes. To leave heads as they are and let axes that do not divide them hold copies
+    instead, see `attention-over-batch{axes=none}`.
     """
 
     name: ClassVar[str] = "pad-heads"
@@ -61,7 +53,16 @@ class PadHeads(Pass):
 
     def run(self, program: Program) -> Program:
         sizes = padded_sizes(program, self.to)
-        return elaborate(unparse(program), dims=sizes) if sizes else program
+        if not sizes:
+            return program
+        plain = partial(_with_numbers, _grown(program, self.to).blocks)
+        funcs = tuple(map_sites(program, func, plain) for func in program.funcs)
+        try:
+            return elaborate(unparse(replace(program, funcs=funcs)), dims=sizes)
+        except DiagnosticError as error:
+            first, (name, size) = error.diagnostics[0], next(iter(sizes.items()))
+            what = f"pad-heads makes {name}={program.dim(name).size} {size}, and {first.message}"
+            raise fault(first.code, what, program.dim(name).span, *first.notes) from error
 
     def weights(self, program: Program, source: WeightSource) -> WeightSource:
         return PaddedWeights(padding(program, self.to), source)
@@ -70,7 +71,7 @@ class PadHeads(Pass):
 def padded_sizes(program: Program, to: int) -> Mapping[str, int]:
     """The sizes that `pad-heads{to=...}` gives dimensions, by name; raises where it refuses the program."""
     grown = _grown(program, to)
-    _require_zeros_to_stay_apart(program, grown)
+    require_zeros_to_stay_apart(program, grown.blocks)
     return grown.sizes
 
 
@@ -98,6 +99,15 @@ def padding(program: Program, to: int) -> Padding:
             )
             parameters += after - value.shape.elements
     return Padding(grown.sizes, arrays, parameters)
+
+
+def _with_numbers(grown: Collection[str], site: Site) -> tuple[Statement, ...]:
+    """The statement with the size of a dimension that grows as the number that it is."""
+    statement = site.statement
+    if not isinstance(statement, Let):
+        return (statement,)
+    numbers = (Number(o.text) if isinstance(o, Number) and o.size_of in grown else o for o in statement.operands)
+    return (replace(statement, operands=tuple(numbers)),)
 
 
 # ---------------------------------------------------------------- which dimensions grow
@@ -192,29 +202,3 @@ def _require_independent(
             )
         if dim.name in blocks and not named & set(sizes):
             raise fault("packed-heads", f"pad-heads: the size of {dim.name} follows from other dimensions", dim.span)
-
-
-def _require_zeros_to_stay_apart(program: Program, grown: _Grown) -> None:
-    """Raises where heads are mixed otherwise than by a product, which zeros leave alone, or are counted off."""
-    for func in program.funcs:
-        for site in sites(program, func):
-            statement = site.statement
-            match statement:
-                case Let(operation=Softmax() | Layernorm() | Rmsnorm() | Sum() | Max() as operation):
-                    dims = operation.dims
-                case Let(operation=Take() | Concat() | Topk() | Cumsum() | Argmax() as operation):
-                    dims = (operation.dim,)
-                case Let(operation=Foreign() as operation):
-                    kinds = [site.scope.type_of(name) for name in operand_names(statement.operands)]
-                    dims = sorted({name for kind in kinds for name in kind.names} - set(operation.splits))
-                case _:
-                    continue
-            for name in dims:
-                if name in grown.blocks:
-                    raise fault(
-                        "mixed-heads",
-                        f"pad-heads: {statement.operation.keyword} runs along {name}, which numbers heads, and heads of"
-                        " zeros would change what it gives",
-                        statement.span,
-                        "pad heads where only products run along them",
-                    )

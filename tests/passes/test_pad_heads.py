@@ -272,6 +272,81 @@ def test_what_counts_heads_off_is_refused(call: str, said: str) -> None:
     assert message.startswith(f"pad-heads: {said} runs along H, which numbers heads")
 
 
+MIXED = """
+dim B=2 L=2 T=2 E=4 H=3 D=2 H2=3
+weights {{
+  wq: f32 EHD
+  wk: f32 ED
+  wo: f32 HDE
+  wb: f32 HD
+  wh: f32 EH
+}}
+func f(a: f32 BLE) -> f32 BLE {{
+  k = rename[L -> T](a @[E] wk)
+  q = a @[E] wq
+  gate = sigmoid(a @[E] wh)
+  o = attend[T, D, causal=L](q, k, k)
+  y = o @[HD] wo
+  r = {}
+  return y + r
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        "gate @[H] gate",
+        "o @[HD] o",
+        "exp(q) @[HD] exp(wb)",
+        "o @[HD] (wo + 1.0)",
+        "o @[HD] softmax[E](wo)",
+        "convert[f32](iota[H]()) @[H] gate",
+        "rename[H -> H2](gate) @[H2] rename[H -> H2](gate)",
+        "log(abs(q)) @[HD] wo",
+        "(o / q) @[HD] wo",
+        "o @[HD] (wo * rsqrt(abs(wo)))",
+        "max[E](lookup[H, wrap=true](wh, convert[int32](a * 9.0)))",
+    ],
+)
+def test_where_added_heads_would_count_they_are_refused(mixed: str) -> None:
+    message, notes = refusal(MIXED.format(mixed), 4)
+    assert message.endswith("which numbers heads, and heads of zeros would change what it gives")
+    assert "lookup" in mixed or notes == ("a factor that is zeros there, as weights are, keeps them out",)
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [
+        "(o * gate) @[HD] wo",
+        "max[D](gate @[H] wb)",
+        "o @[HD] q",
+        "rename[H -> H2](gate) @[H2] rename[H -> H2](wh)",
+        "rmsnorm[D, eps=1e-3](q) @[HD] wo",
+        "(gelu(q) / (exp(q) + 1.0)) @[HD] wo",
+        "y / size[H]",
+        "max[E](lookup[H](wh, convert[int32](a * 9.0)))",
+    ],
+)
+def test_where_they_are_zeros_results_stay(apart: str) -> None:
+    before = program(MIXED.format(apart))
+    after, recipe = padded(before, 4), padding(before, 4)
+    given = random_inputs(before, "f", 0)
+    wanted, _ = evaluate(before, "f", given.args, given.weights)
+    found, _ = evaluate(after, "f", given.args, pad(recipe, given.weights))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-14, atol=1e-15)
+
+
+def test_a_size_that_the_mesh_does_not_divide_is_told_where_it_is_declared() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        padded(program(MULTIQUERY), 9)
+    (diagnostic,) = caught.value.diagnostics
+    assert (diagnostic.message, diagnostic.span.line) == (
+        "pad-heads makes H=6 9, and H=9 is not divisible by y=2",
+        3,
+    )
+
+
 def test_a_function_that_takes_each_head_for_itself_is_padded() -> None:
     padded(program(MULTIQUERY.replace("q = x @[E] wq", "q = foreign[flip, BLHD, bf16, splits=BLH](x @[E] wq)")), 8)
 
