@@ -67,6 +67,9 @@ class PipelineLayers(StageOptions, Pass):
 
     def run(self, program: Program) -> Program:
         stages = StageTypes(program, self)
+        loops = (statement for func in program.funcs for statement in func.body if isinstance(statement, Loop))
+        if all(loop.dim != stages.layers for loop in loops):
+            raise no_pipeline(f"no function has a loop over {stages.layers} whose trips stages could share")
         return stages.rewritten(tuple(_Function(stages, func).run() for func in program.funcs))
 
 

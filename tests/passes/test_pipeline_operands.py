@@ -69,3 +69,11 @@ def test_grouped_products_within_the_layers_are_refused() -> None:
     assert diagnostic.span.line == 13
     (note,) = diagnostic.notes
     assert note.message == "grouped[X, E]: h: f32 SBLE has S as experts_stages: f32 SXEF has"
+
+
+def test_layers_that_no_loop_goes_over_are_no_stages() -> None:
+    before = program("dim N=4 B=4\nfunc f(x: f32 NB) -> f32 NB { return x * 2.0 }")
+    with pytest.raises(DiagnosticError) as refused:
+        run_passes(before, [PipelineLayers()])
+    (diagnostic,) = refused.value.diagnostics
+    assert diagnostic.message == "pipeline-layers: no function has a loop over N whose trips stages could share"
