@@ -1,4 +1,4 @@
-"""What heads of zeros hold in the values of a program: results stay where they are mixed with the others as zeros."""
+"""Heads of zeros in the values of a program: results stay where these are mixed with the others as zeros."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class _Added:
     # ------------------------------------------------------------ what an operation gives
 
     def given(self, let: Let, shapes: Sequence[Shape | None], across: Sequence[str], result: Shape) -> Held:
-        """What added heads of the result hold, which the dimensions `across` number."""
+        """Gives what added heads of the result hold, which the dimensions `across` number."""
         operation = let.operation
         held = [self.of(o, shape, across) for o, shape in zip(let.operands, shapes, strict=True)]
         if math.inf in held:
@@ -178,7 +178,7 @@ class _Added:
                 return None
 
     def of(self, operand: Operand, shape: Shape | None, across: Sequence[str]) -> Held:
-        """What an operand has there: where it lacks a dimension of these, numbers like any other."""
+        """Gives what an operand has there: where it lacks a dimension of these, numbers like any other."""
         if shape is None or isinstance(operand, Number):
             value = float(operand.value) if isinstance(operand, Number) else math.inf
             return value if math.isfinite(value) else None
@@ -192,7 +192,7 @@ class _Added:
 
 
 def _computed(operation: TableOperation, held: Sequence[Held], result: Shape) -> Held:
-    """What an elementwise operation makes of what its operands hold."""
+    """Computes with what the operands of an elementwise operation hold."""
     import numpy as np
 
     known = [number for number in held if number is not None]
@@ -209,7 +209,7 @@ def _computed(operation: TableOperation, held: Sequence[Held], result: Shape) ->
 
 
 def _joined(*held: Held) -> Held:
-    """What is one or another."""
+    """Gives what all hold, or None where they differ."""
     if math.inf in held:
         return math.inf
     return held[0] if len(set(held)) == 1 else None
