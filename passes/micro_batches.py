@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.digits import radix
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand
 from shardwright.ir.ops import Full, Uniform
@@ -83,7 +84,9 @@ class MicroBatches:
             if dim.name == self.outer:
                 continue
             if dim.name == self.batch:
-                made += [DimInfo(self.outer, self.count), replace(dim, size=self.size, expression=None)]
+                digits = [digit for digit in dim.order or () if self.size % radix(digit, program.mesh) == 0]
+                rows = replace(dim, size=self.size, expression=None, order=tuple(digits) or None)
+                made += [DimInfo(self.outer, self.count), rows]
             else:
                 made.append(dim)
         return tuple(made)

@@ -340,3 +340,10 @@ def test_what_cannot_be_scheduled(case: str) -> None:
         run_passes(program(text), parse_pipeline(f"offload,{passes}"))
     assert message in str(caught.value)
     assert caught.value.diagnostics[0].code in {"unschedulable", "bad-option"}
+
+
+def test_an_order_of_digits_that_a_batch_has_no_room_for_is_left_out() -> None:
+    text = ON_TWO_CHIPS.replace("dim B=4 ", "dim B=4 order x ")
+    made = run_passes(program(text), parse_pipeline("offload,schedule-blocks{batches=4}"))
+    assert made.dim("B").order is None
+    assert printed(program(printed(made))) == printed(made)
