@@ -16,7 +16,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from shardwright.cost.hardware.chips import Torus
+from shardwright.cost.hardware.networks import Torus
 from shardwright.reproduction.reproduction import compare
 from shardwright.reproduction.rows import PublishedRow, published
 

@@ -18,7 +18,8 @@ from search_fillings import Filling, every_filling, homes, layout, least, limits
 
 from shardwright.compiling.compile_program import load
 from shardwright.cost.choosing.objective import SOLVERS, Objective
-from shardwright.cost.hardware.chips import Chip, Torus, load_chip
+from shardwright.cost.hardware.chips import Chip, load_chip
+from shardwright.cost.hardware.networks import Torus
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult

@@ -15,7 +15,8 @@ from typing import Any
 from shardwright.backends.jax.source_text import Forms
 from shardwright.backends.targets.estimates import CompilerRates
 from shardwright.backends.targets.gpus import gpu_names
-from shardwright.cost.hardware.chips import Chip, Switched, Torus, load_chip
+from shardwright.cost.hardware.chips import Chip, load_chip
+from shardwright.cost.hardware.networks import Switched, Torus
 from shardwright.cost.hardware.topology import SwitchedTopology, TorusTopology, topology_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, Source, fault, nearest
 

@@ -371,7 +371,7 @@ def rows_on(pieces: tuple[TierRows, ...], tier: Tier) -> TierRows:
 
 
 def _within(rows: TierRows, taken: range) -> TierRows:
-    """Those of the rows that are taken, perhaps none."""
+    """Rows that are taken of those on a tier, perhaps none."""
     start = min(max(rows.start, taken.start), rows.stop)
     return TierRows(rows.tier, start, max(start, min(rows.stop, taken.stop)))
 

@@ -199,7 +199,7 @@ class WeightHome(Home):
 
 
 def _cut(ranges: Sequence[FileRange], begin: int, end: int) -> list[FileRange]:
-    """What of ranges comes to lie at these bytes, which then begin at 0."""
+    """The parts of ranges that come to lie at these bytes, which then begin at 0."""
     made: list[FileRange] = []
     for part in ranges:
         first, last = max(begin, part.at), min(end, part.at + part.nbytes)

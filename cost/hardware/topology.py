@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
-from shardwright.cost.hardware.chips import Chip, NetworkLevel, Switched, Torus
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.networks import NetworkLevel, Switched, Torus
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from shardwright.cost.hardware.chips import Chip, PricedBy, Torus
+from shardwright.cost.hardware.chips import Chip, PricedBy
 from shardwright.cost.hardware.constants import Constants
+from shardwright.cost.hardware.networks import Torus
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import BuiltIn

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.cost.choosing.objective import Objective
-from shardwright.cost.hardware.chips import Chip, Torus, load_chip
+from shardwright.cost.hardware.chips import Chip, load_chip
+from shardwright.cost.hardware.networks import Torus
 from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh

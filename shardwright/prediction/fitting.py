@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from shardwright.cost.hardware.chips import Chip, Torus
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.networks import Torus
 from shardwright.cost.programs.memory import MemoryUse, memory_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from shardwright.cost.hardware.chips import Chip, Torus
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.networks import Torus
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located, nearest
 from shardwright.ir.mesh import Mesh
 from shardwright.models.architectures import describe

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardwright.cost.hardware.calibration import Sample, predicted_s
-from shardwright.cost.hardware.chips import Chip, Torus
+from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants, KernelDemand, times_of
+from shardwright.cost.hardware.networks import Torus
 from shardwright.cost.hardware.topology import topology_of
 from shardwright.cost.kernels.demand import demand_of
 from shardwright.cost.kernels.work import Steps, steps_of, works_in

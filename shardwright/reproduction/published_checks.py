@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from shardwright.cost.hardware.chips import Chip, NetworkLevel, Switched, load_chip
+from shardwright.cost.hardware.chips import Chip, load_chip
 from shardwright.cost.hardware.constants import Constants
+from shardwright.cost.hardware.networks import NetworkLevel, Switched
 from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import built_in

@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from shardwright.cost.hardware.chips import Chip, Torus, chip_names, load_chip
+from shardwright.cost.hardware.chips import Chip, chip_names, load_chip
+from shardwright.cost.hardware.networks import Torus
 from shardwright.ir.diagnostics import NOWHERE, Source, Span, fault, located
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.description import LearnedPositions

@@ -22,8 +22,9 @@ from shardwright.backends.targets.failures import failure_of
 from shardwright.backends.targets.gpus import gpu_memory_bytes, gpu_names, target_config
 from shardwright.backends.targets.names import Platform, Target, chip_names, example_name, parse_target, target_of
 from shardwright.compiling.compile_program import passes_of
-from shardwright.cost.hardware.chips import Switched, load_chip
 from shardwright.cost.hardware.chips import chip_names as priced_chips
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.networks import Switched
 from shardwright.cost.hardware.topology import SwitchedTopology, topology_of
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import AllGather, ReduceScatter

@@ -6,17 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.cost.hardware.chips import (
-    Switched,
-    Torus,
-    chip_names,
-    chip_text,
-    load_chip,
-    load_machine,
-    machine_names,
-)
+from shardwright.cost.hardware.chips import chip_names, chip_text, load_chip, load_machine, machine_names
 from shardwright.cost.hardware.constants import DATASHEET
 from shardwright.cost.hardware.expected_errors import error_in_words
+from shardwright.cost.hardware.networks import Switched, Torus
 from shardwright.ir.diagnostics import DiagnosticError
 
 GIB = 2**30

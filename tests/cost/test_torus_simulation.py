@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from oracles.torus_simulation import simulate
 
-from shardwright.cost.hardware.chips import Chip, Torus
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.networks import Torus
 from shardwright.cost.hardware.topology import TorusTopology, topology_of
 from shardwright.cost.movements.collectives import CollectiveKind, collective_time
 

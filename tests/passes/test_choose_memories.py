@@ -14,7 +14,8 @@ from shardwright.cli.front import main
 from shardwright.compiling.checking import check_in_full
 from shardwright.compiling.compile_program import compile_program, load
 from shardwright.cost.choosing.objective import Objective
-from shardwright.cost.hardware.chips import NetworkLevel, Switched, load_chip
+from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.hardware.networks import NetworkLevel, Switched
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_HOST, Tier

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from shardwright.backends.targets.names import Target, chip_names, parse_target
 from shardwright.compiling.compile_program import explicit
-from shardwright.cost.hardware.chips import Chip, Switched
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.hardware.networks import Switched
 from shardwright.explaining.explain import explain_program
 from shardwright.explaining.reports import FunctionReport
 from shardwright.ir.diagnostics import DiagnosticError
