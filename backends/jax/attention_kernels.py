@@ -117,7 +117,8 @@ def attend_on_tpu(
     def place(n, dims):  # of the entry of `each` among those of fewer dimensions
         at = 0
         for dim in dims:
-            at = at * sizes[dim] + lax.rem(lax.div(n, number(each[each.index(dim) + 1:])), sizes[dim])
+            inner, size = (n.dtype.type(k) for k in (number(each[each.index(dim) + 1:]), sizes[dim]))
+            at = at * size + lax.rem(lax.div(n, inner), size)
         return at
 
     # A query sees positions above `since` and up to `to`; those of the next head are `span` further on.

@@ -12,7 +12,8 @@ CACHE_HELPERS: dict[str, str] = {
 def rows_written(x, rows, starts, axis):
     """x with rows written as one block from these indices on; those that fall outside x along the axis are dropped."""
     n, size = rows.shape[axis], x.shape[axis]
-    at = jnp.asarray(starts[axis], jnp.int32)
+    starts = tuple(jnp.asarray(start, jnp.int32) for start in starts)
+    at = starts[axis]
     if n > size:  # only a part of the rows falls on this chip
         first = jnp.clip(-at, 0, n - size)
         rows, at, n = lax.dynamic_slice_in_dim(rows, first, size, axis), at + first, size

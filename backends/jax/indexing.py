@@ -327,12 +327,14 @@ def _block_written(
         place = starts[name] = lowering.local_place(_single(term, lowering), cache, name)
         there = f"({place} >= 0) & ({place} < {lowering.size(cache, name)})"
         starts[operation.dim], within = f"jnp.where({there}, {starts[operation.dim]}, {size})", False
-    where = tuple_text([starts.get(name, "0") for name in whole.names])
+    where = [starts.get(name, "0") for name in whole.names]
     if within:
-        return f"lax.dynamic_update_slice({terms[0].code}, {rows}, {where})"
+        if not all(start.isdigit() for start in where):  # of the format of counters, under `jax_enable_x64` too
+            where = [f"jnp.int32({start})" if start.isdigit() else start for start in where]
+        return f"lax.dynamic_update_slice({terms[0].code}, {rows}, {tuple_text(where)})"
     for helper in ("order_on_tpu", "rows_written"):
         lowering.use_helper(helper)
-    return f"rows_written({terms[0].code}, {rows}, {where}, {axis_of(whole, operation.dim)})"
+    return f"rows_written({terms[0].code}, {rows}, {tuple_text(where)}, {axis_of(whole, operation.dim)})"
 
 
 def _single(position: Term, lowering: Lowering) -> str:

@@ -305,3 +305,21 @@ func decode[L=1](x: f32 BLD) -> f32 BD {
         np.testing.assert_allclose(first, w.T * x[:, :4].sum((1, 2))[:, None], rtol=1e-5)
         np.testing.assert_allclose(second, x.sum(1), rtol=1e-5, atol=1e-5)
         assert int(state["pos"]) == 5
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_indices_of_64_bits_elsewhere_change_nothing(within: bool) -> None:
+    """`jax_enable_x64` makes 64 bits of plain numbers, which no slice takes beside a counter of 32."""
+    import jax
+
+    text = DECODE.replace("update[T](k, row, pos)", "update[T](k, row, 5)") if within else DECODE
+    text += """
+func attended(q: f32 B_xTD, n: int32 B_x) -> f32 B_xTD {
+  o = attend[T1, D](q, keys, keys, length=n)
+  return o
+}
+"""
+    text = text.replace("state {", "state { keys: f32 B_xT1D\n").replace(" T=8 ", " T=8 T1=24 ")
+    with jax.enable_x64(True):
+        check(text, pos=3)
+        check(text, "attended", n=np.array([0, 7, 24, 3], np.int32))
