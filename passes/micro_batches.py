@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.digits import radix
+from shardwright.ir.digits import Order, radix
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand
 from shardwright.ir.ops import Full, Uniform
@@ -84,12 +84,15 @@ class MicroBatches:
             if dim.name == self.outer:
                 continue
             if dim.name == self.batch:
-                digits = [digit for digit in dim.order or () if self.size % radix(digit, program.mesh) == 0]
-                rows = replace(dim, size=self.size, expression=None, order=tuple(digits) or None)
+                rows = replace(dim, size=self.size, expression=None, order=self.order(dim, program.mesh))
                 made += [DimInfo(self.outer, self.count), rows]
             else:
                 made.append(dim)
         return tuple(made)
+
+    def order(self, dim: DimInfo, mesh: Mesh) -> Order | None:
+        """The order of the digits that a batch has room for, None where there are none."""
+        return tuple(digit for digit in dim.order or () if self.size % radix(digit, mesh) == 0) or None
 
 
 def _fresh_dim(names: list[str], wish: str) -> str:

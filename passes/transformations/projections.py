@@ -315,7 +315,7 @@ def is_demanded_alias(let: Let) -> bool:
 def axes_named(option: str, text: str, mesh: Mesh) -> Axes:
     """The mesh axes that an option names: `xy`, or `data+model` where a name is longer; `none` and `all` are words.
 
-    Raises a `DiagnosticError` where the mesh has no such axis.
+    Raises a `DiagnosticError` where the mesh has no such axis, or one is named twice.
     """
     if text in ("", "none"):
         return ()
@@ -331,6 +331,8 @@ def axes_named(option: str, text: str, mesh: Mesh) -> Axes:
                 NOWHERE,
                 near or "write axes as in xy, data+model where names are longer, or all",
             )
+        if names.count(name) > 1:
+            raise fault("bad-option", f"{option}: {name} is named twice", NOWHERE, "name each axis once")
     return mesh.sorted(names)
 
 

@@ -29,6 +29,10 @@ def no_pipeline(message: str, span: Span = NOWHERE, *notes: str) -> DiagnosticEr
     return fault("no-pipeline", f"pipeline-layers: {message}", span, *notes)
 
 
+def _bad_option(message: str, *notes: str) -> DiagnosticError:
+    return fault("bad-option", f"pipeline-layers: {message}", NOWHERE, *notes)
+
+
 def concrete(kind: ValueType) -> TensorType:
     """The type, which has no holes in explicit programs."""
     assert isinstance(kind, TensorType)
@@ -68,15 +72,15 @@ class StageTypes:
     def _check(self) -> None:
         program, options = self.program, self.options
         if options.stages < 2 or options.micro_batches < 1:
-            raise no_pipeline("there are two stages or more, and one micro-batch or more")
+            raise _bad_option("there are two stages or more, and one micro-batch or more")
         if not is_valid_name(options.axis):
-            raise no_pipeline(f"{options.axis} is no name of a mesh axis", NOWHERE, "one is axis=stage")
+            raise _bad_option(f"{options.axis} is no name of a mesh axis", "one is axis=stage")
         if options.axis in program.mesh:
-            raise no_pipeline(f"the mesh has an axis {options.axis} already", NOWHERE, "name another, as in axis=stage")
+            raise _bad_option(f"the mesh has an axis {options.axis} already", "name another, as in axis=stage")
         names = [dim.name for dim in program.dims]
         for name in (options.dim, options.batch)[: 1 + (options.micro_batches > 1)]:
             if name not in names:
-                raise no_pipeline(f"the program has no dimension {name}", NOWHERE, f"it has {', '.join(names)}")
+                raise _bad_option(f"the program has no dimension {name}", f"it has {', '.join(names)}")
         for name, count, parts in (
             (options.dim, options.stages, "stages"),
             (options.batch, options.micro_batches, "micro-batches"),
@@ -99,7 +103,7 @@ class StageTypes:
         dims += [DimInfo(self.stage.name, self.stage.size, order=(self.axis,)), DimInfo(self.own.name, self.own.size)]
         dims.append(DimInfo(self.rounds.name, self.rounds.size))
         if self.several:
-            order = program.dim(self.options.batch).order
+            order = self.batches.order(program.dim(self.options.batch), program.mesh)
             dims += [DimInfo(self.count.name, self.count.size), DimInfo(self.rows.name, self.rows.size, order=order)]
         return replace(
             program,

@@ -388,3 +388,22 @@ def test_stages_that_cannot_be(old: str, new: str, mesh: dict[str, int], batches
     with pytest.raises(DiagnosticError) as refused:
         load(Source("stages", text), mesh, micro_batches=batches)
     assert refused.value.diagnostics[0].message == reason
+
+
+def test_an_order_of_digits_that_a_micro_batch_has_no_room_for_is_left_out() -> None:
+    text = """
+        mesh y=8
+        dim B=8 order y N=4 E=8 F=16
+        weights { w: f32 NEF
+                  v: f32 NFE }
+        func f(x: f32 BE) -> f32 BE {
+          y: f32 BE = loop[N](h: f32 BE = x) {
+            g: f32 BF = h @[E] w
+            r: f32 BE = g @[F] v
+            next r
+          }
+          return y
+        }"""
+    made = run_passes(program(text), [PipelineLayers(micro_batches=4)])
+    assert [dim.order for dim in made.dims if dim.name.startswith("B")] == [("y",), None]
+    assert printed(program(printed(made))) == printed(made)

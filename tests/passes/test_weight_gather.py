@@ -255,6 +255,7 @@ def test_faults() -> None:
         "weight-gather: axes: the mesh x=4 y=4 z=4 has no axis w",
         ("write axes as in xy, data+model where names are longer, or all",),
     )
+    assert refusal(load(STATIONARY), "xyx") == ("weight-gather: axes: x is named twice", ("name each axis once",))
     assert refusal(load(STATIONARY), "x", "prefill") == (
         "weight-gather: func: the program has no function prefill",
         ("it has ffn",),
