@@ -180,10 +180,13 @@ class _FuncEdges:
 
     def free(self, node: ValueNode, before: int, after: int, axes: NDArray[np.bool_], *, last: bool) -> bool:
         """Tells whether dimensions that these axes split in the first of two layouts, by their numbers in the group,
-        are whole after the first step; or of those that they split in the second, before the `last` one."""
+        are whole after the first step; or of those that they split in the second, before the `last` one. Of sizes that
+        not all chips divide they may be under some order of digits, which only a bound minds."""
         coding, placement, codes = self.problem.coding, node.type.placement or ON_DEVICE, node.group.root().codes
         source, target = (coding.decode(int(codes[at]), node.shape, placement) for at in (before, after))
-        if target.partial is not None or any(dim.size % self.mesh.n_chips for dim in node.shape.dims):
+        uneven = any(dim.size % self.mesh.n_chips for dim in node.shape.dims)
+        if target.partial is not None or (uneven and not self.problem.options.edges_apart):
+            self.of.shared |= uneven
             return True
         edge = target if last else source
         names = {str(edge.state(axis)) for axis, split in zip(self.mesh, axes, strict=True) if split}

@@ -15,6 +15,7 @@ from shardwright.cost.choosing.layout_problem import Entry, Group, Location, Use
 from shardwright.cost.choosing.layouts import Moves
 from shardwright.cost.choosing.work_limit import WorkLimit
 from shardwright.ir.digits import Order
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import TensorType
 
 
@@ -42,6 +43,16 @@ class LayoutSolution:
     relaxed: LayoutSolution | None = None
     """The best layouts if their digits did not have to agree, where they cannot: the bound of these alone is one of all
     that agree, of which some are left out."""
+
+    def moves_unevenly(self, mesh: Mesh) -> bool:
+        """Tells whether what moves has dimensions that some axes divide and not all chips: beside digits that others
+        have of these, a movement may cost more than it does alone, which is what is counted."""
+        return any(
+            dim.size % mesh.n_chips and any(dim.size % size == 0 for size in mesh.values() if size > 1)
+            for node in self.nodes
+            if self.trees.get(node) or (node.made >= 0 and self.kinds[node.made] != self.kinds[node.home])
+            for dim in node.shape.dims
+        )
 
 
 @dataclass(frozen=True)

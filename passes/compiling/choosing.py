@@ -101,6 +101,8 @@ def choose(
         return found
 
     def bounded(best: SearchResult) -> SearchResult:
+        if best.placement.moves_unevenly(program.mesh):
+            best = replace(best, model_s=best.objective_s)
         bound = min([best.bound_s, *relaxed])
         proved = best.status == "optimal" and bound >= best.bound_s * (1 - ENOUGH)
         return replace(best, status="optimal" if proved else "feasible", bound_s=bound)

@@ -135,6 +135,8 @@ class Place(Pass):
 
         first = under({})
         if self.edges == "digits" or not moves_at_edges(first.placed):
+            if first.placement.moves_unevenly(program.mesh):
+                first = replace(first, proof=replace(first.proof, bytes_received=int(priced(first).total)))
             return bounded(first)
         best = with_edges(
             priced(first),
