@@ -166,13 +166,13 @@ class MemoryRows:
         return part
 
     def moved(self, values: Sequence[Lifetime], most: float) -> Linear | None:
-        """`most` less wherever one of the values is moved between chips."""
+        """`most` less wherever one of the values is moved between chips, or becomes addends."""
         line = Linear()
         for value in values:
             for moves in (self.moves(value.node, made=False), self.moves(value.node, made=True)):
                 if moves is not None:
                     for arcs in moves.tree.arcs:
-                        columns = arcs.columns[moves.sent(arcs)]
+                        columns = arcs.columns[moves.sent(arcs) | moves.padded[arcs.source, arcs.target]]
                         if len(columns):
                             line.add(columns, -most)
         return line if line.columns else None
