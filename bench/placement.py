@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import shardwright
-from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.choosing.limited_placement import place_layouts
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from shardwright.cost.choosing.layout_codes import Codes, StateNumbering
 from shardwright.ir.digits import Order
 from shardwright.ir.program import Let, Loop, Program
-from shardwright.ir.types import Shape, ValueType
+from shardwright.ir.types import Shape, TensorType, ValueType
 from shardwright.ir.walk import Position
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.layout_solution import CostTables
     from shardwright.cost.choosing.program_problems import ProgramProblems
+    from shardwright.cost.resharding.planner import ReshardingPlan
 
 Location = tuple[str, Position]
 """The function and the position of a statement in it; a function itself, or its body, has position ()."""
@@ -142,13 +143,19 @@ Entry = StrategyTable | Equal | NotPartial | MadeTree | UsesTree | LoopSlice
 
 
 @dataclass(frozen=True)
+class PricedMove:
+    """A movement that costs what one of these plans does, the cheapest, not what it would cost alone."""
+
+    source: TensorType
+    target: TensorType
+    plans: tuple[ReshardingPlan, ...]
+
+
+@dataclass(frozen=True)
 class PlacementOptions:
     """The options of placement: what is minimised: bytes received per chip, then communicating steps, then work done
     more than once."""
 
-    digit_sets: Mapping[tuple[str, str | None], frozenset[str]] = field(
-        default_factory=dict[tuple[str, str | None], frozenset[str]]
-    )
     excluded: frozenset[tuple[str | None, str, str]] = frozenset()
     """(function, value, layout) that may not be chosen, for asking what the next best would cost."""
     whole_reshapes: frozenset[tuple[str, str]] = frozenset()
@@ -158,6 +165,8 @@ class PlacementOptions:
     orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
     """The first digits of dimensions, under which strided layouts at the edges cost what `edge-blocks` would move, and
     nothing along a dimension that is not named."""
+    moves: tuple[PricedMove, ...] = ()
+    """The movements that cost more than alone, under any orders that begin so."""
     is_limited: bool = False
     """Tells whether memory may be short: then values that nothing reads may lie split, too."""
     edges_apart: bool = False
@@ -165,9 +174,8 @@ class PlacementOptions:
 
     @property
     def of_problem(self) -> object:
-        """The options that decide what may be chosen, and how often it counts: all but what edges cost."""
-        sets, calls = frozenset(self.digit_sets.items()), frozenset(self.calls.items())
-        return sets, self.excluded, self.whole_reshapes, calls, self.is_limited
+        """The options that decide what may be chosen, and how often it counts: all but what orders cost."""
+        return self.excluded, self.whole_reshapes, frozenset(self.calls.items()), self.is_limited
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,10 @@ class LayoutSolution:
     """The first digits of dimensions that cost and bound are of, edges included; `bytes_received` has no edges."""
     shared_edges: bool = True
     """Tells whether with edges apart (`PlacementOptions`) cost and choice might be others."""
+    counted: Mapping[tuple[TensorType, TensorType], tuple[float, float, float]] = field(
+        default_factory=dict[tuple[TensorType, TensorType], tuple[float, float, float]]
+    )
+    """The bytes received, the steps and the seconds that each movement counts."""
     relaxed: LayoutSolution | None = None
     """The best layouts if their digits did not have to agree, where they cannot: the bound of these alone is one of all
     that agree, of which some are left out."""

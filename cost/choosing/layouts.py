@@ -25,6 +25,7 @@ from shardwright.cost.choosing.layout_codes import (
 from shardwright.cost.hardware.constants import Constants
 from shardwright.cost.hardware.topology import Topology
 from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer
+from shardwright.cost.movements.movement import Collective
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import Shape
 
@@ -35,8 +36,8 @@ def moving_costs(coding: StateNumbering, codes: Codes, shape: Shape, links: Link
     """Bytes received per chip and communicating steps from each layout (rows) to each other (columns), and on a mesh's
     `links` the seconds that these movements, the cheapest in bytes, take.
 
-    The formula of `cost.resharding.planner`, temporary splits included, for all pairs at once; a temporary split is
-    counted on where a single dimension has room for all of its axes. Where the digits of two layouts do not fit
+    The formula of `cost.resharding.planner`, temporary splits included, for all pairs at once; temporary splits are
+    counted on where one or two dimensions have room for all of their axes. Where the digits of two layouts do not fit
     together, a chip counts as having nothing of what it needs. Infinite where there is no movement: into partial
     maxima. The arrays cannot be written to.
     """
@@ -274,13 +275,21 @@ class _Work:
         """The pairs for which temporary splits of the chosen axes may save something and have room."""
         wanted = (self.optional & np.uint16(chosen)) == chosen
         if wanted.any():
-            fits = self.left % self.chips[chosen] == 0
-            each = np.arange(len(fits))[:, None]
-            room = fits[each, self.splitting[:, wanted]]
-            if self.softmax is not None:
-                room &= each != self.softmax[2][wanted]
-            wanted[wanted] = room.any(axis=0)
+            room = self.room(chosen, wanted)
+            fits = room.any(axis=0)
+            for some in range(1, chosen) if not fits.all() else ():  # in two dimensions
+                if some & chosen == some:
+                    ways = self.room(some, wanted), self.room(chosen ^ some, wanted)
+                    here, there = (way.sum(axis=0) for way in ways)
+                    fits |= (here * there > 0) & ((here * there > 1) | ~(ways[0] & ways[1]).any(axis=0))
+            wanted[wanted] = fits
         return wanted
+
+    def room(self, chosen: int, pairs: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which dimensions have room for all of the chosen axes: [dimensions, these pairs]."""
+        each = np.arange(len(self.left))[:, None]
+        room = (self.left % self.chips[chosen] == 0)[each, self.splitting[:, pairs]]
+        return room if self.softmax is None else room & (each != self.softmax[2][pairs])
 
     def beside(self, pairs: Chosen) -> tuple[Floats | float, Floats | float]:
         """The factors that bytes are multiplied by before reductions and after them."""
@@ -411,6 +420,12 @@ def links_of(topology: Topology, constants: Constants) -> LinkTimes:
     per_byte = 2 / (topology.chip.memory_bytes_per_s * constants.memory_efficiency)
     copied = constants.kernel_overhead_s, per_byte
     return LinkTimes(table(CollectiveKind.ALL_GATHER), table(CollectiveKind.ALL_TO_ALL), copied)
+
+
+def seconds_of(collective: Collective, topology: Topology, constants: Constants) -> float:
+    """Seconds of a collective."""
+    latency, transfer = collective.latency_and_transfer(topology)
+    return latency * constants.latency_factor + transfer / constants.link_efficiency
 
 
 def collective_seconds(

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 
-from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_problem import PlacementOptions
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.placement import Solver
@@ -70,6 +69,14 @@ class PlacementProof:
         return f"{said}, not proved least: at most {self.bytes_received - self.bound_bytes:,} above it"
 
 
+def place_layouts(
+    program: Program, options: PlacementOptions | None = None, effort: Effort | None = None
+) -> LayoutSolution:
+    """The layouts of a whole program with the fewest bytes received, movements counted each by itself. Raises a
+    `DiagnosticError` where demands cannot be met, and an `OutOfWorkError` where nothing is found with the effort."""
+    return Solver(ProgramProblems(program).of(options or PlacementOptions()), effort).solve()
+
+
 class LimitedPlacement:
     """Chooses layouts by bytes for one program, again and again under other options, within one limit for all."""
 
@@ -84,7 +91,7 @@ class LimitedPlacement:
         for limit in (self.limit, WorkLimit(MOST_ENTRIES)):
             with suppress(OutOfWorkError):
                 effort = Effort(limit, proof=self.proof_wanted, cutoff=cutoff)
-                return place_layouts(self.problems, options, effort=effort)
+                return Solver(self.problems.of(options), effort).solve()
         raise fault(
             "no-placement",
             "no layouts were found that meet the demanded types together, nor proved not to be there",

@@ -35,10 +35,11 @@ from shardwright.cost.choosing.layout_problem import (
     ValueNode,
 )
 from shardwright.cost.choosing.layout_solution import CostTables, Effort, LayoutSolution
-from shardwright.cost.choosing.layouts import Moves, moving_costs
+from shardwright.cost.choosing.layouts import LinkTimes, Moves, moving_costs
 from shardwright.cost.choosing.problem_builder import repeated_work
 from shardwright.cost.choosing.work_limit import OutOfWorkError
 from shardwright.cost.movements.movement import Collective
+from shardwright.cost.resharding.planner import ReshardingPlan
 from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.types import ON_DEVICE, Shape, TensorType
 
@@ -92,6 +93,7 @@ class Solver:
         """What these cost a value of the group that counts so often, ties included."""
         self.at_edges: list[tuple[float, TableFactor]] = []
         """The costs of strided layouts at the edges of functions, each with how often it is paid."""
+        self.links: LinkTimes | None = None
         self.detours: Detours = {}
         self.shared_edges = False
         self.unit = 1.0
@@ -398,13 +400,32 @@ class Solver:
             if group not in moves:
                 key = (group.shape, group.codes.tobytes())
                 if key not in known:
-                    known[key] = moving_costs(self.coding, group.codes, group.shape)
+                    known[key] = self.moving_in(group)
                 moves[group] = known[key]
         received_by = {id(table): table[0] for table in moves.values()}
         for received in (*received_by.values(), *(table.costs for _, table in self.at_edges)):
             whole = np.unique(received[np.isfinite(received)]).astype(np.int64)
             least = int(np.gcd.reduce(np.append(whole, least)))
         return float(max(least, 1))
+
+    def moving_in(self, group: Group) -> Moves:
+        """The costs of movements between the layouts of a group; of some no less than what plans for them cost."""
+        found = moving_costs(self.coding, group.codes, group.shape, self.links)
+        here = self.coding.mesh
+        for move in (each for each in self.problem.options.moves if each.plans[0].mesh == here):
+            pair = [self.coding.encode(kind) for kind in (move.source, move.target)]
+            at = tuple(np.searchsorted(group.codes, pair).tolist())
+            if move.source.shape == group.shape and group.codes.take(at, mode="clip").tolist() == pair:
+                received, steps, seconds = (table if table.flags.writeable else table.copy() for table in found)
+                received[at] = max(received[at], min(made.bytes_received for made in move.plans))
+                steps[at] = max(steps[at], min(made.communicating_steps for made in move.plans))
+                seconds[at] = max(seconds[at], min(map(self.planned_s, move.plans)))
+                found = received, steps, seconds
+        return found
+
+    def planned_s(self, made: ReshardingPlan) -> float:
+        """The seconds that a plan takes at least; here they do not count."""
+        return 0.0
 
     def tree_costs(self, node: ValueNode, moves: dict[Group, Moves], quantum: float) -> NDArray[np.float64]:
         group = node.group.root()
@@ -433,12 +454,15 @@ class Solver:
         return arborescence(costs, choice[node.home], [choice[variable] for _, variable in moving], into)[1]
 
     def placement(self, solution: GraphSolution, moves: dict[Group, Moves], quantum: float) -> LayoutSolution:
+        def kind(code: np.int64, node: ValueNode) -> TensorType:
+            return self.coding.decode(int(code), node.shape, node.type.placement or ON_DEVICE)
+
         kinds: dict[int, TensorType] = {}
         for variable, node in enumerate(self.problem.variables):
-            code = int(node.group.root().codes[solution.choice[variable]])
-            kinds[variable] = self.coding.decode(code, node.shape, node.type.placement or ON_DEVICE)
+            kinds[variable] = kind(node.group.root().codes[solution.choice[variable]], node)
         trees: dict[ValueNode, list[tuple[TensorType, TensorType]]] = {}
         received = steps = 0.0
+        counted: dict[tuple[TensorType, TensorType], tuple[float, float, float]] = {}
         for node in self.problem.nodes:
             if node.home < 0:
                 continue
@@ -446,23 +470,18 @@ class Solver:
             codes = node.group.root().codes
             table = moves[node.group.root()]
             edges = self.edges(node, costs, solution.choice)
-            if node.made >= 0 and node.made != node.home:
-                pair = (solution.choice[node.made], solution.choice[node.home])
-                received += float(table[0][pair]) * node.weight
-                steps += float(table[1][pair])
             if len(node.uses) == 1:
                 edges = with_detours(edges, self.detours.get((node.home, node.uses[0][1]), {}))
-            for a, b in edges:
+            made = [(solution.choice[node.made], solution.choice[node.home])]
+            made = made if node.made >= 0 and node.made != node.home and made[0][0] != made[0][1] else []
+            trees[node] = []
+            for number, (a, b) in enumerate((*made, *edges)):
                 received += float(table[0][a, b]) * node.weight
                 steps += float(table[1][a, b])
-            placement = node.type.placement or ON_DEVICE
-            trees[node] = [
-                (
-                    self.coding.decode(int(codes[a]), node.shape, placement),
-                    self.coding.decode(int(codes[b]), node.shape, placement),
-                )
-                for a, b in edges
-            ]
+                pair = kind(codes[a], node), kind(codes[b], node)
+                counted[pair] = float(table[0][a, b]), float(table[1][a, b]), float(table[2][a, b])
+                if number >= len(made):
+                    trees[node].append(pair)
         return LayoutSolution(
             self.problem.nodes,
             self.problem.defined,
@@ -474,4 +493,5 @@ class Solver:
             steps,
             self.bytes_bound(solution),
             self.problem.options.orders,
+            counted=counted,
         )

@@ -350,12 +350,10 @@ class ProblemBuilder:
         return self.allows[key]
 
     def admitted(self, dim: str, axis: str) -> bool:
-        overridden = any(name == dim for name, _ in self.func.overrides)
-        chosen = self.options.digit_sets.get((dim, self.func.name if overridden else None))
         order = self.program.dim(dim).order
         if self.program.sizes(self.func)[dim] % self.program.mesh[axis]:
             return False  # a value may have another extent than declared, but no digits of its own
-        return (chosen is None or axis in chosen) and (order is None or axis in order)
+        return order is None or axis in order
 
     def table(
         self, statement: Let, at: Location, args: list[Arg], nodes: list[ValueNode], variables: list[int]
@@ -363,10 +361,8 @@ class ProblemBuilder:
         """The strategies of an operation as codes, one array for each operand that is a value and for each result."""
         if isinstance(statement.operation, Attend) or not self.pairs.isdisjoint(nodes):
             self.pairs.update(nodes[-len(statement.results) :])
-        dims = {name for node in nodes for name in node.shape.names}
-        sets = frozenset((key, axes) for key, axes in self.options.digit_sets.items() if key[0] in dims)
         whole = any((self.func.name, value.name) in self.options.whole_reshapes for value in statement.results)
-        key = at, sets, whole, self.within.key_of(variables)
+        key = at, whole, self.within.key_of(variables)
         codes = self.problem.problems.codes.get(key)
         if codes is None:
             codes = self.strategies(statement, args, nodes, variables, whole=whole)
@@ -420,7 +416,8 @@ class ProblemBuilder:
             node.group.root().found.append(code)
             self.problem.entries.append(StrategyTable([node], [variable], [code]))
         elif kind.open and kind.partial is None and not any(kind.splits):
-            node.group.root().found.append(np.zeros(1, np.int64))  # one layout at least is not partial: the whole
+            codes = self.every_layout(node, variable)
+            node.group.root().found.append(codes[~self.coding.partial(codes)])
             self.problem.entries.append(NotPartial(node, variable))
         elif not kind.open or restricts(kind):
             codes = self.every_layout(node, variable)

@@ -32,7 +32,7 @@ from shardwright.cost.choosing.layout_problem import (
     ValueNode,
 )
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
-from shardwright.cost.choosing.layouts import Moves, collective_seconds, links_of, moving_costs
+from shardwright.cost.choosing.layouts import Moves, collective_seconds, links_of, seconds_of
 from shardwright.cost.choosing.placement import Rows, Solver
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
@@ -42,6 +42,7 @@ from shardwright.cost.kernels.drawn import Draws, PagesRead
 from shardwright.cost.kernels.fusion import KernelTraffic, reads_within
 from shardwright.cost.kernels.work import Side, copied_bytes, products_of
 from shardwright.cost.movements.movement import Collective, collective_kind
+from shardwright.cost.resharding.planner import ReshardingPlan
 from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Slice, Start, Wait
 from shardwright.ir.program import Let
 from shardwright.ir.types import ON_DEVICE, Shape, Tier
@@ -156,8 +157,16 @@ class TimeSolver(Solver):
         return work
 
     def prices_key(self) -> object:
-        ordered = bool(self.problem.options.orders)
-        return type(self), self.chip, self.constants, id(self.structure), self.prices, ordered
+        options = self.problem.options
+        return (
+            type(self),
+            self.chip,
+            self.constants,
+            id(self.structure),
+            self.prices,
+            bool(options.orders),
+            options.moves,
+        )
 
     def rows(self, entry: Entry) -> tuple[list[int], NDArray[np.int64], Floats] | None:
         made = super().rows(entry)
@@ -187,8 +196,7 @@ class TimeSolver(Solver):
         return made
 
     def edge_price(self, collective: Collective) -> float:
-        latency, transfer = collective.latency_and_transfer(self.topology)
-        return (latency * self.constants.latency_factor + transfer / self.constants.link_efficiency) * NANOSECONDS
+        return seconds_of(collective, self.topology, self.constants) * NANOSECONDS
 
     def moving(self, group: Group) -> Floats:
         return self.moves[group][2] * NANOSECONDS
@@ -232,8 +240,11 @@ class TimeSolver(Solver):
         for node in self.problem.nodes:
             group = node.group.root()
             if group not in moves:
-                moves[group] = moving_costs(self.coding, group.codes, group.shape, self.links)
+                moves[group] = self.moving_in(group)
         return 1.0
+
+    def planned_s(self, made: ReshardingPlan) -> float:
+        return sum(seconds_of(each.collective, self.topology, self.constants) for each in made.steps if each.collective)
 
     def tree_costs(self, node: ValueNode, moves: dict[Group, Moves], quantum: float) -> Floats:
         _, steps, seconds = moves[node.group.root()]
@@ -305,6 +316,7 @@ class TimeSolver(Solver):
         swapped[i], swapped[j] = j, i
         sets = np.arange(1 << len(swapped))
         same = sum((sets >> at & 1) << k for k, at in enumerate(swapped))
+        assert self.links is not None
         for once, each in (self.links.gather, self.links.all_to_all):
             if not (np.allclose(once[same], once) and np.allclose(each[same], each)):
                 return False

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import permutations, product
-from typing import ClassVar
+from typing import ClassVar, cast
 
+from shardwright.cost.resharding.planner import plan
 from shardwright.ir.diagnostics import DiagnosticError, fault
 from shardwright.ir.digit_orders import (
     gathered_or_cut,
@@ -23,7 +25,7 @@ from shardwright.ir.digit_orders import (
 )
 from shardwright.ir.digits import Order, blocks_order, fitting_order, global_indices, order_size, radix
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops import Concat, Merge, Rename, Split, Take, Topk
+from shardwright.ir.ops import Alias, Concat, Merge, Rename, Split, Take, Topk
 from shardwright.ir.program import DimInfo, Func, Let, Program
 from shardwright.ir.strategies import digits_fit
 from shardwright.ir.types import ON_DEVICE, OpenType, TensorType, ValueType
@@ -31,6 +33,9 @@ from shardwright.ir.walk import sites
 from shardwright.passes.base import Pass
 
 Score = tuple[Fraction | int, ...]
+
+_MOST_DIGITS = 4
+"""Of a dimension: under each order of more, movements are too many to be planned."""
 
 
 class DigitConflictError(DiagnosticError):
@@ -52,14 +57,14 @@ class ChooseDigitOrder(Pass):
         dim E=64 order y x
 
     Edges are parameters, results, weights and state; a layout is contiguous where its axes are a prefix of the
-    order. What `edge-blocks` would move for strided results and parameters, at every call, decides first; then how many
-    results are contiguous, how many parameters, and how many of weights and state, which are laid out once, while they
-    are loaded. Renames, splits and merges
-    that pass a split need equal digits on both sides, which comes first. An order that the author pinned stays; of
-    equally good ones the first in the order of the mesh is taken. Before `place` the order goes on with the axes that
-    might still come to split the dimension, as far as its size divides. With `tied=true` only dimensions that such
-    statements tie together get an order, and those without room for the digits of all their values: what the
-    movements must keep to, while all others may get further digits.
+    order. What `edge-blocks` would move for strided results and parameters, at every call, decides first, with what
+    movements receive along a dimension that has no room for the digits of all its values; then how many results are
+    contiguous, how many parameters, and how many of weights and state, which are laid out once, while they are loaded.
+    Renames, splits and merges that pass a split need equal digits on both sides, which comes first. An order that the
+    author pinned stays; of equally good ones the first in the order of the mesh is taken. Before `place` the order goes
+    on with the axes that might still come to split the dimension, as far as its size divides. With `tied=true` only
+    dimensions that such statements tie together get an order, and those without room for the digits of all their
+    values: what the movements must keep to, while all others may get further digits.
     """
 
     name: ClassVar[str] = "choose-digit-order"
@@ -205,13 +210,42 @@ class _Search:
                     contiguous[i] += 1
                 elif edge.func is not None and name not in edge.free:
                     lacking += edge.lacking_bytes(name, seen, mesh)
-        return (-lacking, *contiguous)
+        return (-lacking - self.moved_bytes(name, order), *contiguous)
+
+    def moved_bytes(self, name: str, order: Order) -> int:
+        """The bytes of the movements yet to be planned along a dimension without room for all digits; nothing of many
+        digits."""
+        if len(order) > _MOST_DIGITS or not self.cramped(self.program.dim(name)):
+            return 0
+        total = 0
+        for func, source, target, often in self.movements:
+            if source.split(name) or target.split(name):
+                seen = {name: self.order_in(func, name, order)}
+                with suppress(DiagnosticError):  # `insert-moves` says where there is no movement
+                    total += often * plan(source, target, self.program.mesh, seen, pinned=(name,)).bytes_received
+        return total
 
     def order_in(self, func: Func, name: str, order: Order) -> Order:
         """The order as the function sees it, which may give the dimension another size."""
         if name not in dict(func.overrides):
             return order
         return order_within(order, self.splits.get((name, func.name), ()), self.program.mesh)
+
+    @cached_property
+    def movements(self) -> list[tuple[Func, TensorType, TensorType, int]]:
+        """The changes of layout on the device, and how often each is made in a call."""
+        found: list[tuple[Func, TensorType, TensorType, int]] = []
+        for site in (site for func in self.program.funcs for site in sites(self.program, func)):
+            match site.statement:
+                case Let(operation=Alias(), operands=(str() as name,)) as let:
+                    kinds = site.scope.type_of(name), let.result.type
+                    if all(isinstance(kind, TensorType) and kind.placement == ON_DEVICE for kind in kinds):
+                        sizes = self.program.sizes(site.func)
+                        often = math.prod(sizes[loop.dim] for loop in site.scope.loops)
+                        found.append((site.func, *cast(tuple[TensorType, TensorType], kinds), often))
+                case _:
+                    pass
+        return found
 
     def candidates(self, name: str) -> list[Order]:
         """Orders of the axes that split the dimension, the most contiguous first."""
@@ -284,7 +318,9 @@ class _Search:
         if isinstance(operation, Topk):
             return all(known[dim][: len(operation.by)] == operation.by for dim in constraint.dims)
         if self.roomy:
-            split = ((kind, name) for kind in (constraint.operand, result) for name in kind.names if kind.split(name))
+            split = (
+                (kind, name) for kind in (constraint.operand, result) for name in constraint.dims if kind.split(name)
+            )
             if any(kind.shape.size(name) % order_size(known[name], self.program.mesh) for kind, name in split):
                 return False
         return digits_fit(constraint.statement.operation, constraint.operand, result, known, self.program.mesh)

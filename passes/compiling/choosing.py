@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
-from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.choosing.crowded_moves import CrowdedMoves
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions
 from shardwright.cost.choosing.layout_program.exclusions import ExcludedChoice
 from shardwright.cost.choosing.layout_program.solver import Outcome, ProgramSolve
@@ -92,10 +91,13 @@ def choose(
     options, problems = options or PlacementOptions(), ProgramProblems(program)
     first_limit, others_limit = WorkLimit(most_entries(program)), WorkLimit(most_entries(program))
     relaxed: list[float] = []
+    crowd = CrowdedMoves(program, objective)
 
     def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> SearchResult:
-        wanted, left = replace(options, orders=orders, edges_apart=apart), end - time.monotonic() if orders else seconds
-        given, limit = (None, others_limit) if orders else (known, first_limit)
+        wanted = replace(options, orders=orders, edges_apart=apart, moves=crowd.under(orders))
+        again = bool(orders or crowd.pairs)
+        left = end - time.monotonic() if again else seconds
+        given, limit = (None, others_limit) if again else (known, first_limit)
         found = _Chooser(problems, objective, left, wanted, given, limit, proof=proof, cutoff_s=cutoff).run()
         relaxed.append(found.relaxed_s)
         return found
@@ -108,11 +110,12 @@ def choose(
         return replace(best, status="optimal" if proved else "feasible", bound_s=bound)
 
     def priced(found: SearchResult) -> PricedChoice[SearchResult]:
-        shared = found.placement.shared_edges
-        return PricedChoice(found, found.placed, found.program, found.objective_s, found.bound_s, shared)
+        shared, learned = found.placement.shared_edges, crowd.learn(found.placement, found.program)
+        return PricedChoice(found, found.placed, found.program, found.objective_s, found.bound_s, shared, *learned)
 
     first = under({})
-    if edges == "digits" or not moves_at_edges(first.placed):
+    uneven = first.placement.moves_unevenly(program.mesh)
+    if edges == "digits" or not (uneven or moves_at_edges(first.placed)):
         return bounded(first)
     best = with_edges(
         priced(first),
@@ -287,8 +290,7 @@ class _Chooser:
         self, solve: Callable[[LayoutProblem], LayoutSolution], prices: MemoryPrices | None = None
     ) -> SearchResult:
         """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
-        choose = partial(place_layouts, self.problems, solve=solve, enough=ENOUGH)
-        placed, placement = place(self.program, self.options, choose)
+        placed, placement = place(self.program, self.options, lambda options: solve(self.problems.of(options)))
         spent = 0.0
         if prices is not None:
             kept = (*placed.weights, *placed.state)

@@ -1,9 +1,10 @@
-"""The choice of layouts with what `edge-blocks` writes for them, by the first digits of orders.
+"""The choice of layouts with what orders of digits make them cost, by the first digits of these.
 
-Layouts are chosen as if nothing moved at the edges of functions, which for most programs is so; their cost then is a
-bound of all others, too. Where something moves along a dimension, layouts are chosen anew for each axis that may be the
-first of its digits, then the second, at what moves at least under such orders (`cost.choosing.edge_costs`): branch and
-bound, which ends where nothing below the least total is left.
+Layouts are chosen as if nothing moved at the edges of functions, and each movement cost what it does alone, which for
+most programs is so; their cost then is a bound of all others, too. Where `edge-blocks` moves something along a
+dimension, or movements along it cost more for lack of room, layouts are chosen anew for each axis that may be the first
+of its digits, then the second, at what that costs at least under such orders (`cost.choosing.edge_costs`,
+`cost.choosing.crowded_moves`): branch and bound, which ends where nothing below the least total is left.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ C = TypeVar("C")
 @dataclass(frozen=True)
 class PricedChoice(Generic[C]):
     """A choice of layouts, the program with them and that with every movement written, its cost with edges, and what
-    all others cost at least under the same orders; `shared` if with edges apart another might have been chosen."""
+    all others cost at least under the same orders; `shared` if with edges apart another might have been chosen.
+    Movements along `crowded` dimensions cost more than was counted; under the same orders, too, if `learned`."""
 
     choice: C
     placed: Program
@@ -45,6 +47,8 @@ class PricedChoice(Generic[C]):
     total: float
     bound: float
     shared: bool
+    crowded: tuple[str, ...] = ()
+    learned: bool = False
 
 
 def moves_at_edges(placed: Program) -> bool:
@@ -71,15 +75,15 @@ def with_edges(
     enough: float = 0.0,
     late: Callable[[], bool] = lambda: False,
 ) -> PricedChoice[C]:
-    """The best layouts, edges included, with a bound of all. `first` is chosen without edges, and `choose` chooses
-    under orders that begin so, once more with edges apart (`PlacementOptions`) where that leaves a gap; what its last
-    argument or more is in total may as well be more. A share of the total that is `enough` need not be proved; nothing
-    more is tried once it is `late`, by the clock or by the work that was done."""
+    """The best layouts, with what orders of digits make them cost, and a bound of all. `first` is chosen without that,
+    and `choose` chooses under orders that begin so, once more with edges apart (`PlacementOptions`) where that leaves a
+    gap; what its last argument or more is in total may as well be more. A share of the total that is `enough` need not
+    be proved; nothing more is tried once it is `late`, by the clock or by the work that was done."""
     best, closed, tries = first, math.inf, 0
     heap: list[tuple[float, int, Orders, PricedChoice[C]]] = [(first.bound, 0, {}, first)]
     while heap and heap[0][0] < best.total * (1 - enough):
         bound, _, orders, parent = heapq.heappop(heap)
-        following = _longer(parent, orders)
+        following = _following(parent, orders)
         if not following or tries + len(following) > MOST_TRIES:
             closed = min(closed, bound)
             continue
@@ -100,11 +104,13 @@ def with_edges(
     return replace(best, bound=min([best.total, closed, *(bound for bound, *_ in heap[:1])]))
 
 
-def _longer(parent: PricedChoice[C], orders: Orders) -> list[Orders]:
-    """The ways to give one more digit of the first dimension of which something moves and whose order is still open;
-    none if there is none."""
+def _following(parent: PricedChoice[C], orders: Orders) -> list[Orders]:
+    """The same orders where more is known of what they cost; else the ways to give one more digit of the first
+    dimension that costs something and whose order is still open, if there is one."""
+    if parent.learned:
+        return [orders]
     program = parent.placed
-    for name in moved_dims(parent.program):
+    for name in dict.fromkeys((*moved_dims(parent.program), *parent.crowded)):
         known = orders.get(name, ())
         ways = orders_from(program.dim(name), known, program.mesh)
         if len(ways) > 1 or name not in orders:

@@ -10,18 +10,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Protocol
 
-from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.choosing.crowded_moves import CrowdedMoves
+from shardwright.cost.choosing.edge_costs import orders_from
 from shardwright.cost.choosing.layout_problem import Location, PlacementOptions, UseKey, ValueNode
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import MOST_ENTRIES, LimitedPlacement, PlacementProof
 from shardwright.cost.choosing.objective import SOLVERS, Objective, chip_for
 from shardwright.cost.choosing.problem_builder import restricts
+from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
+from shardwright.ir.digits import Order, radix
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
-from shardwright.ir.program import Func, Let, Loop, Marking, Program, SetState, Statement, Value
+from shardwright.ir.program import DimInfo, Func, Let, Loop, Marking, Program, SetState, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import OpenType, TensorType
 from shardwright.ir.verification.verifier import Level, has_holes, verify
@@ -112,9 +116,10 @@ class Place(Pass):
         end = time.monotonic() + seconds
         choose = LimitedPlacement(program)
         relaxed: list[int] = []
+        crowd = CrowdedMoves(program)
 
         def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> Chosen:
-            wanted = replace(options, orders=orders, edges_apart=apart)
+            wanted = replace(options, orders=orders, edges_apart=apart, moves=crowd.under(orders))
             if self.solver == "ortools":
                 return _chosen_alone(program, wanted, end)
             placed, placement = place(program, wanted, partial(choose, cutoff=cutoff))
@@ -127,15 +132,16 @@ class Place(Pass):
             received = sum(options.calls.get(f.name, 1.0) * bytes_received(made, f).bytes for f in made.funcs)
             bound = chosen.placement.bound_bytes  # with edges; the proof is of what is received without
             least = chosen.proof.bound_bytes if bound is None else math.ceil(bound - 1e-6)
-            shared = chosen.placement.shared_edges
-            return PricedChoice(chosen, chosen.placed, made, round(received), least, shared)
+            shared, learned = chosen.placement.shared_edges, crowd.learn(chosen.placement, made)
+            return PricedChoice(chosen, chosen.placed, made, round(received), least, shared, *learned)
 
         def bounded(best: Chosen) -> Chosen:
             return replace(best, proof=replace(best.proof, bound_bytes=min([best.proof.bound_bytes, *relaxed])))
 
         first = under({})
-        if self.edges == "digits" or not moves_at_edges(first.placed):
-            if first.placement.moves_unevenly(program.mesh):
+        uneven = first.placement.moves_unevenly(program.mesh)
+        if self.edges == "digits" or not (uneven or moves_at_edges(first.placed)):
+            if uneven:
                 first = replace(first, proof=replace(first.proof, bytes_received=int(priced(first).total)))
             return bounded(first)
         best = with_edges(
@@ -202,9 +208,8 @@ def _chosen_alone(program: Program, options: PlacementOptions, end: float) -> Ch
     from shardwright.cost.integer_program.highs import import_solver
 
     import_solver()
-    effort = Effort(WorkLimit(MOST_ENTRIES), end)
-    choose = partial(place_layouts, program, solve=lambda problem: BytesProgram(problem, effort).solve())
-    placed, placement = place(program, options, choose)
+    effort, problems = Effort(WorkLimit(MOST_ENTRIES), end), ProgramProblems(program)
+    placed, placement = place(program, options, lambda each: BytesProgram(problems.of(each), effort).solve())
     least = (placement.relaxed or placement).bound_bytes
     received, bound = round(placement.bytes_received), math.ceil((least or 0.0) - 1e-6)
     return Chosen(placed, placement, PlacementProof(received, min(received, bound)))
@@ -308,7 +313,20 @@ def _written(program: Program, placement: LayoutSolution) -> Program:
     weights = tuple(_filled(value, placement) for value in program.weights)
     state = tuple(_filled(value, placement) for value in program.state)
     funcs = tuple(_Writer(program, func, placement).rewritten() for func in program.funcs)
-    return replace(program, weights=weights, state=state, funcs=funcs)
+    own = {name for func in program.funcs for name, _ in func.overrides}
+    orders = {name: order for name, order in placement.orders.items() if name not in own}
+    dims = tuple(_ordered(dim, program.mesh, orders.get(dim.name)) for dim in program.dims)
+    return replace(program, dims=dims, weights=weights, state=state, funcs=funcs)
+
+
+def _ordered(dim: DimInfo, mesh: Mesh, first: Order | None) -> DimInfo:
+    """A dimension with the digits under which layouts were chosen, where movements along it depend on them: without
+    room for all, and but one order that begins so."""
+    if dim.order is not None or first is None or not dim.size % mesh.n_chips:
+        return dim
+    order, *others = orders_from(dim, first, mesh)
+    fitting = tuple(digit for digit in order if dim.size % radix(digit, mesh) == 0)
+    return dim if others else replace(dim, order=fitting)
 
 
 def _filled(value: Value, placement: LayoutSolution) -> Value:

@@ -7,16 +7,16 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
 
-from shardwright.cost.choosing.divisible_placement import indivisible, place_layouts
+from shardwright.cost.choosing.crowded_moves import CrowdedMoves
 from shardwright.cost.choosing.factor_graph import FactorGraph, GraphSolution
 from shardwright.cost.choosing.factors import FORBIDDEN, Costs, TableFactor
-from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, ValueNode, Within
-from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
+from shardwright.cost.choosing.layout_problem import PlacementOptions, ValueNode, Within
+from shardwright.cost.choosing.layout_solution import Effort
 from shardwright.cost.choosing.limited_placement import PlacementProof, most_entries
 from shardwright.cost.choosing.placement import Solver
 from shardwright.cost.choosing.program_problems import ProgramProblems
@@ -30,7 +30,7 @@ from shardwright.ir.types import ON_DEVICE, OpenType
 from shardwright.ir.walk import open_values
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
-from shardwright.passes.compiling.found import ENOUGH, SearchResult, TimeProof
+from shardwright.passes.compiling.found import ENOUGH, SearchResult, TimeProof, explicit_of
 from shardwright.passes.compiling.place import Choice, Place, place
 from shardwright.passes.pipelines import (
     PassRecord,
@@ -284,20 +284,17 @@ class _NextBest:
         )
 
     def can_be(self, variable: int, choice: int, part: _Part) -> bool:
-        """Tells whether the next best divides its dimensions, and fits in the memory of a chip, where these count."""
+        """Tells whether the next best costs what is counted, and fits in the memory of a chip, where these matter."""
         program = self.program
-        limited = self.place.objective != "bytes" and math.isfinite(self.place.wanted(program).chip.memory_bytes)
+        wanted = None if self.place.objective == "bytes" else self.place.wanted(program)
+        limited = wanted is not None and math.isfinite(wanted.chip.memory_bytes)
         if not limited and all(dim.size % program.mesh.n_chips == 0 for dim in program.dims):
             return True
         solver = part.solver
         other = solver.placement(part.best_with(variable, choice), solver.moves, solver.unit)
-        if indivisible(program, other, ()) is not None:
+        placed, _ = place(program, self.options, lambda _: other)
+        if CrowdedMoves(program, wanted).learn(other, explicit_of(placed))[0]:
             return False
-
-        def given(_: LayoutProblem) -> LayoutSolution:
-            return other
-
-        placed, _ = place(program, self.options, partial(place_layouts, program, solve=given))
         return not limited or SearchResult(self.place.wanted(program), "", placed, other, 0.0, 0.0, 0.0).fits
 
     def anew(self, node: ValueNode, seconds: float) -> str:

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from program_text import program
 
-from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.choosing.limited_placement import place_layouts
 from shardwright.ir.diagnostics import DiagnosticError
 
 

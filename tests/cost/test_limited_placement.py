@@ -18,11 +18,10 @@ from shardwright.cli.front import main
 from shardwright.compiling.checking import check_in_full
 from shardwright.compiling.compile_program import load
 from shardwright.cost.choosing import limited_placement
-from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_codes import StateNumbering
 from shardwright.cost.choosing.layout_problem import PlacementOptions
 from shardwright.cost.choosing.layouts import moving_costs
-from shardwright.cost.choosing.limited_placement import LimitedPlacement, PlacementProof
+from shardwright.cost.choosing.limited_placement import LimitedPlacement, PlacementProof, place_layouts
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.choosing.program_problems import on_axes
 from shardwright.cost.choosing.work_limit import WorkLimit

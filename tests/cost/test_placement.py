@@ -14,10 +14,10 @@ from program_text import program
 from shardwright import explicit, print_program
 from shardwright.backends.validation.validate import TOLERANCE
 from shardwright.cost.choosing import layouts
-from shardwright.cost.choosing.divisible_placement import place_layouts
 from shardwright.cost.choosing.layout_codes import StateNumbering
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions, Within
 from shardwright.cost.choosing.layouts import LinkTimes, Moves, moving_costs
+from shardwright.cost.choosing.limited_placement import place_layouts
 from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.resharding.planner import plan
 from shardwright.ir.diagnostics import DiagnosticError
@@ -183,9 +183,17 @@ def test_placement_equals_enumeration(name: str) -> None:
 # ---------------------------------------------------------------- costs
 
 
-@pytest.mark.parametrize("mesh", ["x=2 y=2", "x=2 y=3", "x=4 y=2", "x=1 y=2"])
-def test_costs_of_all_pairs_are_those_of_the_plans(mesh: str) -> None:
-    compiled = program(f"mesh {mesh}\ndim B=24 E=24\nfunc f(x: f32 BE) -> f32 BE {{\n y = x\n return y\n}}")
+@pytest.mark.parametrize(
+    ("mesh", "sizes"),
+    [
+        *((mesh, "B=24 E=24") for mesh in ("x=2 y=2", "x=2 y=3", "x=4 y=2", "x=1 y=2")),
+        *(("x=2 y=3", "B=4 E=9"), ("x=3 y=3", "B=6 E=12"), ("x=2 y=3", "B=2 E=7"), ("x=4 y=2", "B=6 E=4")),
+    ],
+)
+def test_costs_of_all_pairs_are_those_of_the_plans(mesh: str, sizes: str) -> None:
+    """Where all digits fit into each dimension, or those of both layouts do and nothing is a partial sum: ways round
+    are not looked for."""
+    compiled = program(f"mesh {mesh}\ndim {sizes}\nfunc f(x: f32 BE) -> f32 BE {{\n y = x\n return y\n}}")
     coding = StateNumbering(compiled.mesh, ("B", "E"))
     shape = compiled.funcs[0].params[0].shape
     codes = coding.combine([np.arange(coding.radix)] * 2)
@@ -198,9 +206,18 @@ def test_costs_of_all_pairs_are_those_of_the_plans(mesh: str) -> None:
                 continue
             source = coding.decode(int(a), shape, compiled.funcs[0].params[0].type.placement)
             target = coding.decode(int(b), shape, source.placement)
-            assert plan(source, target, compiled.mesh).bytes_received == received[i, j], f"{source} -> {target}"
-            checked += 1
-    assert checked > 200
+            planned, n = plan(source, target, compiled.mesh).bytes_received, compiled.mesh.n_chips
+            crowded = source.partial or target.partial or _crowded(source, target, compiled.mesh)
+            if all(dim.size % n == 0 for dim in shape.dims) or not crowded:
+                assert planned == received[i, j], f"{source} -> {target}"
+                checked += 1
+    assert checked >= (200 if sizes == "B=24 E=24" else 4)
+
+
+def _crowded(source: TensorType, target: TensorType, mesh: Mesh) -> bool:
+    """Tells whether digits of the two types do not fit into a dimension together."""
+    splits = zip(source.dims, source.splits, target.splits, strict=True)
+    return any(dim.size % mesh.product({*was, *becomes}) for dim, was, becomes in splits)
 
 
 def test_costs_of_many_layouts_are_worked_out_for_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +236,19 @@ def test_costs_of_many_layouts_are_worked_out_for_some_rows_at_a_time(monkeypatc
 
 
 # ---------------------------------------------------------------- what is chosen
+
+
+def test_an_open_result_takes_any_layout() -> None:
+    """A chip comes to hold two elements of 4 bytes, and receives the other addend of each."""
+    placed = place_layouts(
+        program("""
+        mesh y=2 z=2
+        dim B=8
+        func g(h: f32 B(partialsum-y)) -> f32 B? {
+          return h
+        }""")
+    )
+    assert placed.bytes_received == placed.bound_bytes == 8
 
 
 @pytest.mark.parametrize("objective", ["time", "bytes"])
@@ -353,7 +383,7 @@ def test_values_at_the_edges_are_partial_only_where_their_types_say_so(objective
 def test_a_value_that_is_only_partial_is_reduced_for_an_open_result() -> None:
     read = program("mesh x=2\ndim A=4\nfunc f(a: A) -> A? {\n  b = as_partial[x](a)\n  return b\n}\n")
     (func,) = Place().run(read).funcs
-    assert str(func.results[0]) == "bf16 A"
+    assert str(func.results[0]) == "bf16 A_x"
 
 
 def test_sizes_that_cannot_hold_all_digits_are_branched_on() -> None:

@@ -9,7 +9,7 @@ from models.checkpoints import config_of
 from program_text import by_bytes, program
 
 from shardwright.backends.jax.emit import emit
-from shardwright.cost.choosing.divisible_placement import place_layouts
+from shardwright.cost.choosing.limited_placement import place_layouts
 from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
