@@ -15,9 +15,12 @@ from combinations import all_with_slow
 from models.greedy_generation import STEPS, Truth, truth
 
 from shardwright.backends.torch.event_threads import TimedEvent
+from shardwright.backends.torch.kernels.attention import sparse_attention
 from shardwright.backends.torch.quantization import dequantize, quantize
+from shardwright.backends.torch.tensors import NamedTensor
 from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import Policy, parse_policy
+from shardwright.ir import ops
 from shardwright.ir.types import DType
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
@@ -187,12 +190,23 @@ def test_four_bits_give_the_same_wherever_they_lie(checkpoint: Callable[..., Pat
     assert found[0] == found[1] == found[2]
 
 
-def test_sparse_attention_that_looks_at_all_is_attention(checkpoint: Callable[..., Path]) -> None:
-    folder = checkpoint("llama-grouped")
+@pytest.mark.parametrize("name", ["llama-grouped", "gemma2"])
+def test_sparse_attention_that_looks_at_all_is_attention(name: str, checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint(name)
     wanted = truth(folder)
     assert run(folder, wanted, asked("4,2,100,0,50,50,100,0", sparse=0.999))[0] == tokens(wanted)
     few, _ = run(folder, wanted, asked("4,2,100,0,50,50,100,0", sparse=0.1))
     assert [len(row) for row in few] == [STEPS] * 8
+
+
+@pytest.mark.parametrize(("share", "looked"), [(0.15, 15), (0.151, 16), (0.29, 29), (1e-9, 1)])
+def test_sparse_attention_rounds_the_share_up_as_it_is_written(share: float, looked: int) -> None:
+    """Of 100 positions before a query's own, which it sees too; values say which position they are."""
+    attend = ops.Attend("T", "D", causal="L")
+    q, k, v, pos = torch.ones(1, 1), torch.ones(101, 1), torch.eye(101), torch.tensor(100)
+    args = [NamedTensor(x, n, DType.F32) for x, n in ((q, ("L", "D")), (k, ("T", "D")), (v, ("T", "E")))]
+    made = sparse_attention(attend, args, NamedTensor(pos, (), DType.INT32), share, ("L", "E"))
+    assert int((made > 0).sum()) == looked + 1
 
 
 def test_sparse_attention_of_a_row_depends_on_no_other(checkpoint: Callable[..., Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels.call import Kernel, TensorCall, as_arg, reshaped, visible
@@ -108,10 +109,13 @@ def sparse_attention(
     at = aligned(pos, shared).expand([q.size(name) for name in shared]).reshape(S, 1, 1).clamp(max=k.size(T) - 1)
     t = torch.arange(keys.shape[1], device=keys.device)
     scores = torch.matmul(queries.float(), keys.float().mT) * operation.scale
+    if operation.softcap:
+        scores = operation.softcap * torch.tanh(scores / operation.softcap)
     before = t < at
     if operation.window is not None:
         before = before & (t > at - operation.window)
-    kept = torch.ceil(share * before.sum(-1, keepdim=True)).clamp(min=1)
+    part, whole = Fraction(share).limit_denominator(1 << 20).as_integer_ratio()  # 0.15 of 100 are 15
+    kept = -(-before.sum(-1, keepdim=True) * part // whole).clamp(max=-1)
     chosen, where = torch.where(before, scores, -math.inf).topk(int(kept.max()), dim=-1)
     chosen = chosen.where(torch.arange(chosen.shape[-1], device=keys.device) < kept, -math.inf)
     own_index = at.expand(S, R, 1)
