@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models.greedy_generation import STEPS, truth
@@ -28,3 +29,22 @@ def test_faults_are_those_of_the_command(checkpoint: Callable[..., Path]) -> Non
         offload(folder, [[1, 2]], policy="1,2,3", max_new_tokens=4)
     with pytest.raises(DiagnosticError, match="out-of-memory"):
         offload(folder, [[1, 2]], policy="1,1,100,0,100,0,100,0", max_new_tokens=4, device_memory=10_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", "f64"),
+        ("weights", "int2"),
+        ("compress", "8bit"),
+        ("schedule", "zig"),
+        ("attention", "disk"),
+        ("sparse_attention", 2),
+        ("sparse_attention", float("nan")),
+        ("device", "nowhere"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(name: str, value: Any, checkpoint: Callable[..., Path]) -> None:
+    folder = checkpoint("llama-grouped")
+    with pytest.raises(DiagnosticError, match=rf"{value}.*\[bad-(setting|device)\]"):
+        offload(folder, [[1, 2]], policy="1,1,100,0,100,0,100,0", max_new_tokens=1, **{name: value})

@@ -11,7 +11,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.importing import DTYPES, checkpoint_dtype
 from shardwright.serving.generation.plan import WeightFormat
-from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.generation.settings import GenerationSettings, check_word
 
 if TYPE_CHECKING:
     from shardwright.models.layouts import AttentionOver
@@ -107,6 +107,5 @@ def _mesh(sizes: Mapping[str, int]) -> Mesh:
 
 
 def _dtype(name: str) -> DType:
-    if name not in DTYPES:
-        raise fault("bad-setting", f"dtype is {name!r}, not one of {', '.join(DTYPES)}", NOWHERE)
+    check_word("dtype", name, DTYPES)
     return DType(name)

@@ -24,7 +24,7 @@ from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 from shardwright.serving.generation.page_table import cache_sizes, pool_sizes
 from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file
 from shardwright.serving.generation.prompts import Prompt
-from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.generation.settings import GenerationSettings, check_word
 
 BATCH, CHUNK, NEW_TOKENS = 16, 256, 64
 """Rows of decode, tokens of a chunk, and new tokens of a text, at most, where nothing is said."""
@@ -69,9 +69,7 @@ class PlanOptions:
             ("cache_format", CacheFormat),
         )
         for name, known in named:
-            value, names = getattr(self, name), get_args(known)
-            if value is not None and value not in names:
-                raise fault("bad-setting", f"{name} is {value!r}, not one of {', '.join(names)}", NOWHERE)
+            check_word(name, getattr(self, name), get_args(known))
 
 
 def make_plan(

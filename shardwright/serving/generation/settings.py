@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -49,3 +50,9 @@ class GenerationSettings:
         for wrong, message in problems:
             if wrong:
                 raise fault("bad-setting", message, NOWHERE)
+
+
+def check_word(name: str, value: str | None, words: Iterable[str]) -> None:
+    """Raises where an option that takes one of these words, or None, has another."""
+    if value is not None and value not in (known := tuple(words)):
+        raise fault("bad-setting", f"{name} is {value!r}, not one of {', '.join(known)}", NOWHERE)

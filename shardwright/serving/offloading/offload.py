@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from shardwright.serving.generation.engine import Completion
@@ -47,14 +47,27 @@ def offload(
     """
     from shardwright.backends.torch.resident import give_back_what_is_freed
     from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
-    from shardwright.ir.diagnostics import Source, located
+    from shardwright.cost.offloading.policy import AttentionPlace
+    from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.ir.types import DType, Tier
+    from shardwright.models.importing import DTYPES
     from shardwright.serving.generation.inputs import generation_inputs
-    from shardwright.serving.generation.settings import GenerationSettings
+    from shardwright.serving.generation.settings import GenerationSettings, check_word
     from shardwright.serving.offloading.buckets import check_lengths
+    from shardwright.serving.offloading.devices import check_device
+    from shardwright.serving.offloading.request import ScheduleName
     from shardwright.serving.offloading.run import OffloadedModel
     from shardwright.serving.offloading.run_options import RunOptions
 
+    check_word("dtype", dtype, DTYPES)
+    check_word("weights", weights, WEIGHT_FORMATS)
+    check_word("compress", compress, ("4bit",))
+    check_word("schedule", schedule, get_args(ScheduleName))
+    check_word("attention", attention, get_args(AttentionPlace))
+    if not 0 < sparse_attention <= 1:
+        raise fault("bad-setting", f"sparse_attention is {sparse_attention}, not above 0 and at most 1", NOWHERE)
+    if device is not None:
+        check_device(device)
     inputs = generation_inputs(checkpoint, prompts, stop_tokens or (), own_stops=stop_tokens is None)
     made, stops = inputs.prompts, inputs.stop_tokens
     settings = GenerationSettings(max_new_tokens, temperature, top_k, top_p, seed, stop_tokens=stops, logprobs=logprobs)
