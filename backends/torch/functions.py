@@ -30,6 +30,26 @@ def picked(table: Tensor, index: Tensor) -> Tensor:
     return torch.where(held, found, torch.zeros_like(found))
 
 
+def product_in_parts(sums: str, a: Tensor, b: Tensor, wide: torch.dtype, most: int = 1 << 21) -> Tensor:
+    """The einsum of two tensors in a format as wide as theirs or wider. Of one with more than so many numbers parts are
+    brought to it, and laid as a matrix, one after the other: whole it might be larger than all that has room."""
+    left, right, made = sums.replace("->", ",").split(",")
+    sizes = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
+    large, names = (b, right) if b.numel() >= a.numel() else (a, left)
+    along = max((name for name in made if name in names), key=lambda name: sizes[name], default="")
+    if large.numel() <= most or sizes.get(along, 1) == 1:
+        return torch.einsum(sums, a.to(wide), b.to(wide))
+    step, axis = max(1, most * sizes[along] // large.numel()), made.index(along)
+    whole = a.new_empty([sizes[name] for name in made], dtype=wide)
+    for at in range(0, sizes[along], step):
+        part = whole.narrow(axis, at, min(step, sizes[along] - at))
+        n = part.shape[axis]
+        some_a = a.narrow(left.index(along), at, n) if along in left else a
+        some_b = b.narrow(right.index(along), at, n) if along in right else b
+        part.copy_(product_in_parts(sums, some_a, some_b, wide, most))
+    return whole
+
+
 def grouped(x: Tensor, w: Tensor, expert: Tensor) -> Tensor:
     """Rows of x [R, E] times the matrices of w [X, E, F] that they chose; zeros for an index out of range."""
     made = x.new_zeros(len(x), w.shape[-1])

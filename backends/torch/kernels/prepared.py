@@ -88,8 +88,12 @@ def _arranged(shape: Shape, names: Sequence[str]) -> Callable[[Tensor], Tensor]:
 
 
 def _contract(operation: ops.Contract, operands: Operands, result: Shape) -> Prepared | None:
-    """One product of matrices, or a batch of them: dimensions of both operands, rows, what is summed, columns."""
+    """One product of matrices, or a batch of them: dimensions of both operands, rows, what is summed, columns. A weight
+    that is no matrix as it lies is laid so in parts."""
     import torch
+
+    from shardwright.backends.torch.functions import product_in_parts
+    from shardwright.backends.torch.kernels.reductions import sums_by_name
 
     left, right = operands
     if not isinstance(left, Shape) or not isinstance(right, Shape) or left.dtype is not right.dtype:
@@ -99,6 +103,7 @@ def _contract(operation: ops.Contract, operands: Operands, result: Shape) -> Pre
     rows = [n for n in left.names if n not in right.names]
     columns = [n for n in right.names if n not in left.names]
     made = (*batch, *rows, *columns)
+    sums = sums_by_name(left.names, right.names, result.names)
     first, second = _arranged(left, (*batch, *rows, *dims)), _arranged(right, (*batch, *dims, *columns))
     outer = [math.prod(left.size(n) for n in batch)] if batch else []
     n_rows, n_summed = math.prod(left.size(n) for n in rows), math.prod(left.size(n) for n in dims)
@@ -110,10 +115,22 @@ def _contract(operation: ops.Contract, operands: Operands, result: Shape) -> Pre
     permuted = order != list(range(len(order)))
 
     def run(_: Common, a: Tensor, b: Tensor) -> Tensor:
-        found = product(first(a).reshape(a_shape), second(b).reshape(b_shape)).view(made_shape)
+        matrix = second(b)
+        if not _views(matrix, b_shape):
+            return product_in_parts(sums, a, b, b.dtype)
+        found = product(first(a).reshape(a_shape), matrix.view(b_shape)).view(made_shape)
         return found.permute(order) if permuted else found
 
     return run
+
+
+def _views(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """True if the tensor has this shape as it lies."""
+    try:
+        tensor.view(shape)
+    except RuntimeError:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------- element by element

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import string
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels.call import Kernel, TensorCall, axes, in_blocks, visible
@@ -20,18 +22,24 @@ def _contract(operation: ops.Contract, call: TensorCall) -> Tensor:
     """Sums of products; of integers and bools in 64 bits, of floats wider than the operands' in the result's format."""
     left, right, result = call.tensor(0), call.tensor(1), call.result
     a, b = left.tensor, right.tensor
+    sums = sums_by_name(left.names, right.names, result.names)
     if not left.dtype.is_float:
-        a, b = a.long(), b.long()
-    elif left.dtype.is_f8 or (result.dtype is DType.F32 and left.dtype is not DType.F32):
-        a, b = a.float(), b.float()
+        return call.functions.product_in_parts(sums, a, b, call.torch.int64)
+    if left.dtype.is_f8 or (result.dtype is DType.F32 and left.dtype is not DType.F32):
+        return call.functions.product_in_parts(sums, a, b, call.torch.float32)
     (summed, *others) = operation.dims
     rows, columns = left.names[:-1], [name for name in right.names if name != summed]
     plain = not others and rows and left.names[-1] == summed and len(columns) == 1 and columns[0] not in rows
     if plain and result.names == (*rows, *columns):
         return call.torch.matmul(a, b if right.names[0] == summed else b.mT)
-    letters = dict(zip(dict.fromkeys((*left.names, *right.names)), string.ascii_letters, strict=False))
-    first, second, made = ("".join(letters[n] for n in names) for names in (left.names, right.names, result.names))
-    return call.torch.einsum(f"{first},{second}->{made}", a, b)
+    return call.torch.einsum(sums, a, b)
+
+
+def sums_by_name(*names: Sequence[str]) -> str:
+    """The einsum of a product of two operands with these dimensions, and the result's."""
+    letters = dict(zip(dict.fromkeys(itertools.chain(*names)), string.ascii_letters, strict=False))
+    left, right, made = ("".join(letters[name] for name in each) for each in names)
+    return f"{left},{right}->{made}"
 
 
 def _sum(operation: ops.Sum, call: TensorCall) -> Tensor:
