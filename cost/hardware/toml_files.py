@@ -55,6 +55,15 @@ def _finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _is_misspelt(key: str, other: str) -> bool:
+    """True if each word is nearly the other's: `memory_bytes_per_s` is no misspelt `memory`, and `read_rate`
+    no `write_rate`."""
+    words, others = key.split("_"), other.split("_")
+    return len(words) == len(others) and all(
+        did_you_mean(word, [near]) for word, near in zip(words, others, strict=True)
+    )
+
+
 @dataclass
 class TomlTable:
     """One table of a TOML file: each getter takes a key out of it, `built` refuses what nobody took.
@@ -213,8 +222,7 @@ class TomlTable:
         self._take(key)
         if key not in self.values:
             others = [other for other in self.values if other not in self._taken]
-            # memory_bytes_per_s is no misspelt memory.
-            meant = did_you_mean(key, [other for other in others if not other.startswith(f"{key}_")])
+            meant = did_you_mean(key, [other for other in others if _is_misspelt(key, other)])
             if meant is not None:
                 raise self.unknown(meant, [key])
             where = f"[{'.'.join(str(p) for p in self.path if isinstance(p, str))}]" if self.path else "the file"

@@ -136,6 +136,20 @@ def test_misspelt_keys_have_the_nearest_named(kind: str, refused: Callable[[str,
 
 
 @pytest.mark.parametrize("kind", FILES)
+def test_no_other_key_is_blamed_for_a_missing_one(kind: str, tmp_path: Path) -> None:
+    """However alike they are, as `read_bytes_per_s` and `write_bytes_per_s`."""
+    text, load = FILES[kind]
+    file, blamed = tmp_path / "own.toml", list[str]()
+    for number, key in keys(text):
+        file.write_text(changed(text, number, ""))
+        try:
+            load(str(file))
+        except DiagnosticError as error:
+            blamed += [key for said in error.diagnostics if said.code == "unknown-key"]
+    assert blamed == []
+
+
+@pytest.mark.parametrize("kind", FILES)
 def test_a_key_that_there_is_nowhere(kind: str, refused: Callable[[str, str], Diagnostic]) -> None:
     """At the top and in each table."""
     text = FILES[kind][0]
