@@ -316,6 +316,16 @@ class CompiledBlock:
         if not others and not self._by_index(statement):
             run = prepared(operation, operands, result.shape, self._sparse)
         kept = self._views_state(operation, read)
+        if run is None and self._sparse < 1 and isinstance(operation, ops.Attend) and operation.causal is not None:
+            queries = operands[0]
+            if isinstance(queries, Shape) and operation.causal in queries and queries.size(operation.causal) == 1:
+                raise fault(
+                    "no-sparse-attention",
+                    "sparse attention is of rows each of which has a whole cache of its own on the chip, without pages,"
+                    " lengths or logarithms of sums",
+                    statement.span,
+                    "leave --sparse-attention out",
+                )
         if run is None:
             for value in statement.results:
                 self._makes(value, read)

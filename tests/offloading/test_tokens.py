@@ -13,7 +13,9 @@ import pytest
 import torch
 from combinations import all_with_slow
 from models.greedy_generation import STEPS, Truth, truth
+from program_text import program
 
+from shardwright.backends.torch.blocks import CompiledBlock
 from shardwright.backends.torch.event_threads import TimedEvent
 from shardwright.backends.torch.kernels.attention import sparse_attention
 from shardwright.backends.torch.quantization import dequantize, quantize
@@ -21,6 +23,7 @@ from shardwright.backends.torch.tensors import NamedTensor
 from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import Policy, parse_policy
 from shardwright.ir import ops
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
@@ -207,6 +210,21 @@ def test_sparse_attention_rounds_the_share_up_as_it_is_written(share: float, loo
     args = [NamedTensor(x, n, DType.F32) for x, n in ((q, ("L", "D")), (k, ("T", "D")), (v, ("T", "E")))]
     made = sparse_attention(attend, args, NamedTensor(pos, (), DType.INT32), share, ("L", "E"))
     assert int((made > 0).sum()) == looked + 1
+
+
+def test_sparse_attention_is_refused_where_all_positions_would_be_looked_at() -> None:
+    """With a logarithm of sums, say, as of positions split over chips."""
+    source = """
+    dim B=1 L=1 T=4 D=2
+    func f(q: f32 BLD, k: f32 BTD, p: int32 B) -> f32 BLD {
+      o, total = attend[T, D, causal=L, lse](q, k, k, pos=p)
+      return o
+    }
+    """
+    func = program(source).func("f")
+    shapes = {value.name: value.shape for value in func.params}
+    with pytest.raises(DiagnosticError, match="no-sparse-attention"):
+        CompiledBlock(func.body, shapes, set(), func.returns, {}, torch.device("cpu"), sparse=0.5)
 
 
 def test_sparse_attention_of_a_row_depends_on_no_other(checkpoint: Callable[..., Path]) -> None:
