@@ -51,11 +51,13 @@ def test_what_takes_the_results_apart_says_it() -> None:
     assert told(module) == []
 
 
-def test_or_else_the_operation_that_it_reduces_by() -> None:
-    """libtpu writes all-reduces without a line in place of reduce-scatters."""
-    module = parse(MERGED.replace("bitcast(%own)", "tanh(%own)"))
+@pytest.mark.parametrize("path", ["psum", "while/body/closed_call/reduce_scatter"])
+def test_or_else_the_operation_that_it_reduces_by(path: str) -> None:
+    """libtpu writes all-reduces without a line in place of reduce-scatters, whose path begins within loops and
+    conditionals."""
+    module = parse(MERGED.replace("bitcast(%own)", "tanh(%own)").replace('"psum"', f'"{path}"'))
     (collective,) = collectives_of(module)
-    assert (collective.op_name, collective.stack) == ("psum", (SourceFrame("step.py", 4),))
+    assert (collective.op_name, collective.stack) == (path, (SourceFrame("step.py", 4),))
     assert told(module) == []
 
 

@@ -102,7 +102,7 @@ class CheckedInstruction:
     def is_local(self) -> bool:
         """Tells whether somebody wrote under `shard_map` what each device does."""
         path, _ = origin_of(self.checker.module, self.computation, self.instruction)
-        return not self.checker.typed and ("shard_map" in path or path in _REDUCING)
+        return not self.checker.typed and ("shard_map" in path or path.rpartition("/")[2] in _REDUCING)
 
     def fault(self, reason: str, *, by_block: bool = False) -> State:
         """Notes a fault; what comes after it is not told again. Under `shard_map` that somebody wrote, what a
