@@ -15,14 +15,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from shardwright.backends.hlo.checking.control import has_rings, moves_by_hand
+from shardwright.backends.hlo.checking.control import has_rings
 from shardwright.backends.hlo.checking.dimensions import joint
 from shardwright.backends.hlo.checking.rules import RULES, InstructionStep
+from shardwright.backends.hlo.checking.step import PASSING
 from shardwright.backends.hlo.checking.values import (
     Value,
     braced,
     leaf_types,
     leaves_of,
+    made_local,
     shape_of,
     told_kind,
 )
@@ -105,13 +107,12 @@ class Checker:
 
     def _applied(self, instruction: Instruction, operands: Sequence[Value], computation: Computation) -> Value:
         rule = RULES.get(instruction.opcode)
+        step = InstructionStep(self, instruction, operands, computation)
         try:
-            if rule is not None:
-                step = InstructionStep(self, instruction, operands, computation)
-                return step.fitting(rule(step))
-            return InstructionStep(self, instruction, operands, computation).opaque()
+            made = step.opaque() if rule is None else step.fitting(rule(step))
         except (HloError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            return self.unknown(instruction.type)  # a form of the instruction that no rule foresees
+            made = self.unknown(instruction.type)  # a form of the instruction that no rule foresees
+        return made_local(made) if instruction.opcode not in PASSING and step.is_local else made
 
     def within(
         self, caller: Computation, instruction: Instruction, called: Computation, arguments: Sequence[Value]
@@ -209,8 +210,9 @@ class Checker:
         surplus = [table for table in told if not decided_by(table, asked.tables)]
         if surplus:
             return f"differs between devices along {self.along(surplus)}, which its sharding says hold the same"
-        as_meant = self.has_rings or (not self.typed and moves_by_hand(self.module))
-        other = None if as_meant else self._other_blocks(state, asked)
+        if state.local:
+            return None
+        other = None if self.has_rings else self._other_blocks(state, asked)
         if other is not None:
             return other
         missing = [table for table in asked.tables if not decided_by(table, told)]

@@ -51,8 +51,9 @@ class State:
     exponents and factors: exp(s - m) with the maximum m of a device's own part. A `constant` is made of no argument; an
     `elastic` value may be a sum of equal addends as well as whole. `soft` are coordinates whose starts belong to their
     digits, or else to a dimension of extent 1 that was left out beside them, which no reshape tells apart. `displaced`
-    are those of which an exchange has brought blocks together in another order than theirs. `number` is the value
-    itself where it is known, with a leading dimension for devices.
+    are those of which an exchange has brought blocks together in another order than theirs. A `local` value is made of
+    one that somebody computed under `shard_map`, whose blocks lie where its `out_specs` say, which no text does.
+    `number` is the value itself where it is known, with a leading dimension for devices.
     """
 
     dims: tuple[Dim, ...] = ()
@@ -66,6 +67,7 @@ class State:
     elastic: bool = False
     soft: frozenset[int] = frozenset()
     displaced: frozenset[int] = frozenset()
+    local: bool = False
     number: Number | None = None
 
     @property

@@ -321,26 +321,6 @@ def test_right_programs_are_not_accused(function: Callable[..., Any], mesh: tupl
     assert told_of_jax(function, (24, 24), spec, mesh=mesh) == []
 
 
-@pytest.mark.parametrize("axis", ["a", "b"])
-@pytest.mark.parametrize("after", [jnp.negative, jnp.tanh])
-def test_a_sum_over_the_wrong_axis_that_somebody_wrote(axis: str, after: Callable[..., Any]) -> None:
-    """A psum over `a` leaves the sum over `b` to be made, and that over `b` nothing."""
-
-    def function(x: Any, w: Any) -> Any:
-        return after(jax.lax.psum(x @ w, axis))
-
-    mesh = jax.sharding.AbstractMesh((2, 4), ("a", "b"))
-    specs = Spec("a", "b"), Spec("b")
-    args = [
-        jax.ShapeDtypeStruct((16, 16), np.float32, sharding=jax.sharding.NamedSharding(mesh, spec)) for spec in specs
-    ]
-    mapped = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=Spec("a"), check_vma=False)
-    reasons = [fault.reason for fault in explain(mapped, "cpu", args=args).functions[0].faults]
-    waits = "the result is a sum that is still to be made over b"
-    used = "tanh uses a sum over b as whole, which is still to be made: a reduction is missing before it"
-    assert reasons == ([] if axis == "b" else [used if after is jnp.tanh else waits])
-
-
 SPLIT_K = """HloModule parts, num_partitions=8
 
 %add (a: f32[], b: f32[]) -> f32[] {{

@@ -13,7 +13,6 @@ from shardwright.backends.hlo.checking.values import (
     packed,
     without_numbers,
 )
-from shardwright.backends.hlo.collectives import WORDS
 from shardwright.backends.hlo.module import Computation, HloModule, Instruction
 from shardwright.backends.hlo.states import State
 
@@ -26,7 +25,6 @@ _STEADY_TRIPS = 2
 
 
 _CARRYING = ("copy", "convert", "bitcast", "reshape", "transpose", "get-tuple-element", "fusion")
-_MOVING = ("all_gather", "all_to_all", "permute")
 _PERMUTES = ("collective-permute", "collective-permute-start", "collective-permute-done")
 
 
@@ -46,12 +44,6 @@ def has_rings(module: HloModule) -> bool:
         return True
     every = (i for each in module.computations.values() for i in each.instructions.values())
     return any(i.opcode in _PERMUTES and i.op_name.rpartition("/")[2] == "ppermute" for i in every)
-
-
-def moves_by_hand(module: HloModule) -> bool:
-    """Tells whether somebody wrote under `shard_map` gathers or exchanges, after which blocks lie as is meant."""
-    every = (i for each in module.computations.values() for i in each.instructions.values())
-    return any(WORDS.get(i.opcode.removesuffix("-start")) in _MOVING and "shard_map" in i.op_name for i in every)
 
 
 def _origin(body: Computation, name: str) -> Instruction | None:

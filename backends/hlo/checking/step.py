@@ -100,14 +100,17 @@ class CheckedInstruction:
 
     @property
     def is_local(self) -> bool:
-        """Tells whether somebody wrote under `shard_map` what each device does."""
+        """Tells whether somebody wrote under `shard_map` what each device does, or has what is read here from there."""
+        if self.checker.typed:
+            return False
         path, _ = origin_of(self.checker.module, self.computation, self.instruction)
-        return not self.checker.typed and ("shard_map" in path or path.rpartition("/")[2] in _REDUCING)
+        by_hand = "shard_map" in path or path.rpartition("/")[2] in _REDUCING
+        return by_hand or any(state.local for state in self.states)
 
     def fault(self, reason: str, *, by_block: bool = False) -> State:
-        """Notes a fault; what comes after it is not told again. Under `shard_map` that somebody wrote, what a
-        collective does may be meant so, and so may what is joined with what (`by_block`); so may that beside rings,
-        where each device takes the pieces in an order of its own."""
+        """Notes a fault; what comes after it is not told again. Under `shard_map` that somebody wrote, and of what it
+        gave, what a collective does may be meant so, and so may what is joined with what (`by_block`); so may that
+        beside rings, where each device takes the pieces in an order of its own."""
         asked = by_block or self.instruction.opcode.removesuffix("-start") in WORDS
         if not (asked and self.is_local) and not (by_block and self.checker.has_rings):
             self.checker.fault(self.instruction, reason, self.computation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from shardwright.backends.hlo.module import parts_of
@@ -27,6 +28,13 @@ def without_numbers(value: Value) -> Value:
     if isinstance(value, tuple):
         return tuple(map(without_numbers, value))
     return value.but(zero=value.zero, constant=value.constant) if value.number is not None else value
+
+
+def made_local(value: Value) -> Value:
+    """A value as somebody's own under `shard_map`, but for what is made of no argument."""
+    if isinstance(value, tuple):
+        return tuple(map(made_local, value))
+    return value if value.constant else replace(value, local=True)
 
 
 def told_kind(state: State) -> str:
