@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import prod
 from time import perf_counter
 from typing import Any, cast
 
+from shardwright.backends.hlo.module import HloModule
 from shardwright.backends.targets.compilers import CompiledFunction, CompiledMemory
 from shardwright.backends.targets.failures import failure_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, Source, fault
@@ -148,6 +149,12 @@ def compile_here(function: LoweredFunction) -> tuple[str, CompiledFunction]:
     results = result_shardings(compiled.runtime_executable())
     func = CompiledFunction(function.name, compiled.as_text(), "", memory, taken, results=results)
     return next(iter(devices)).platform, func
+
+
+def without_callers(module: HloModule) -> HloModule:
+    """The module without the frames of `lower` and of what calls it, which are no lines of the function."""
+    frames = {number: frame for number, frame in module.frames.items() if frame[0].file != __file__}
+    return replace(module, frames=frames)
 
 
 def result_shardings(executable: Any) -> tuple[str, ...] | None:

@@ -165,7 +165,7 @@ def _explain_function(
     """A function of JAX, compiled in this process, or for a target in one of its own."""
     from shardwright.backends.hlo.module import parse
     from shardwright.backends.targets.compilers import TIME_LIMIT_S, compile_lowered
-    from shardwright.backends.targets.functions import compile_here, lower
+    from shardwright.backends.targets.functions import compile_here, lower, without_callers
     from shardwright.backends.targets.names import parse_target
 
     wanted = None if target is None else parse_target(target)
@@ -178,7 +178,7 @@ def _explain_function(
         func = compile_lowered(wanted, lowered.name, lowered.text, lowered.mesh, time_limit_s=limit)
     if func.error is not None:
         return Explanation(where, (), (func.error,))
-    return Explanation(where, (_report(func, parse(func.text), lowered.mesh, wanted),))
+    return Explanation(where, (_report(func, without_callers(parse(func.text)), lowered.mesh, wanted),))
 
 
 # ---------------------------------------------------------------- emitted modules

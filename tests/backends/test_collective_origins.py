@@ -93,3 +93,12 @@ def test_blocks_that_somebody_moves_by_hand_lie_as_is_meant(moving: Callable[[An
     array = jax.ShapeDtypeStruct((8, 8), np.dtype("f4"), sharding=jax.NamedSharding(mesh, jax.P("a")))
     (func,) = explain(function, args=[array]).functions
     assert (func.bytes_received, func.faults) == (128, ())
+
+
+def test_what_lowers_a_function_is_no_line_of_it() -> None:
+    """Of a library's function nothing but the library and the callers of `explain` is in the text."""
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    x = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=jax.NamedSharding(mesh, jax.P(None, "data")))
+    w = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=jax.NamedSharding(mesh, jax.P("data")))
+    (collective,) = explain(import_module("jax.numpy").dot, "cpu", args=[x, w]).functions[0].collectives
+    assert (collective.op, collective.source) == ("all_reduce", None)
