@@ -195,16 +195,19 @@ class Checker:
                 self.fault(_maker(entry, root, number), f"{which} {reason}", entry)
 
     def _contradiction(self, state: State, shape: Sequence[int], sharding: str | None) -> str | None:
+        """Why a result is not what its sharding says. Addends that have a dimension of their own, of which each device
+        has one index, are meant as they are."""
         if state.open or state.constant:
             return None
-        if state.partial:
-            return f"is a {told_kind(state)} that is still to be made over {self.along(t for _, t in state.partial)}"
+        asked = State() if sharding is None else of_sharding(sharding, shape, self.devices)
+        own = [at for at in range(len(asked.dims)) if shape[at] == 1 and not state.split(at)]
+        addends = [table for at in own for table in asked.split(at)]
+        waiting = [table for _, table in state.partial if not decided_by(table, addends)]
+        if waiting:
+            return f"is a {told_kind(state)} that is still to be made over {self.along(waiting)}"
         if state.scale or state.shift:
             return f"is still scaled by what each device along {self.along(self.scaled_along(state))} has of its own"
-        if sharding is None:
-            return None
-        asked = of_sharding(sharding, shape, self.devices)
-        if asked.open:
+        if sharding is None or asked.open:
             return None
         told = state.tables
         surplus = [table for table in told if not decided_by(table, asked.tables)]

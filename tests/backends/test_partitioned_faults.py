@@ -459,6 +459,22 @@ func step(q: BLK_yGD, new: BLK_yD, at: int32 B, table: int32 BM) -> BLK_yGD {{
 """
 
 
+ADDENDS = """mesh x=2 y=2
+dim B=8 C=4
+
+func f(v: f32 B_xyC, w: f32 B_yC) -> (f32 C(partialsum-xy), f32 C(partialmax-y)) {
+  return sum[B](v), max[B](w)
+}
+"""
+
+
+def test_results_that_are_addends_are_not_accused(shardwright: Callable[..., Outcome], tmp_path: Path) -> None:
+    """A partial result is the array of its addends, which no collective is to sum."""
+    (tmp_path / "addends.shard").write_text(ADDENDS)
+    shown = shardwright("explain", tmp_path / "addends.shard", "--target", "cpu")
+    assert (shown.status, shown.err) == (0, "")
+
+
 @pytest.mark.parametrize("how", ["causal=L", "causal=L, softcap=3"])
 @pytest.mark.parametrize("pool", ["P_xSK_yD", "PS_xK_yD"])
 def test_pages_over_chips_are_not_accused(
