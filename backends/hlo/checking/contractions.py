@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from shardwright.backends.hlo.checking.step import CheckedInstruction, told
 from shardwright.backends.hlo.checking.values import Value, leaf_types, shape_of
 from shardwright.backends.hlo.convolutions import convolution_dims
 from shardwright.backends.hlo.states import (
+    Digit,
     Part,
     State,
     assembled,
@@ -55,7 +57,10 @@ class ContractionStep(CheckedInstruction):
             return of_number(_ENDS[kind](state.number, axis=tuple(at + 1 for at in gone)), left)
         parts = state.parts()
         elastic = state.elastic or any(is_loose(state.dims[at]) and bool(state.dims[at]) for at in gone)
-        tables = self.primes(table for at in gone for _, table in parts[at])
+        split = [part for at in gone for part in parts[at]]
+        tables = self.primes(table for digit, table in split if not _overlaps(digit, table))
+        windows = self.primes(table for digit, table in split if _overlaps(digit, table))
+        state = state.but(open=state.open | windows, zero=state.zero)
         kept = assembled([part for at, part in enumerate(parts) if at not in gone], hidden_of(state), state)
         if state.zero and kind == "add":
             return kept.but(zero=True)
@@ -328,3 +333,12 @@ class ContractionStep(CheckedInstruction):
             return self.fault(self.used_as_whole(state))
         dims = [d if extent(d) == n else whole_digit(n) for d, n in zip(state.dims, self.shape, strict=True)]
         return placed(dims, state, open=state.open | split)
+
+
+def _overlaps(digit: Digit, table: Table | None) -> bool:
+    """Tells whether devices share some indices of a digit, as of windows, whose sums are no addends of one."""
+    n, _, step = digit
+    if table is None or not isinstance(step, int) or not step:
+        return False
+    begins = sorted({(begin % abs(step), begin // abs(step)) for begin in table})
+    return any(a[0] == b[0] and b[1] - a[1] < n for a, b in pairwise(begins))
