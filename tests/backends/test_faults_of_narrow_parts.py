@@ -31,3 +31,8 @@ def told(function: Callable[[Any], Any], shape: tuple[int, int], spec: Any, resu
 def test_sums_of_windows_are_no_addends(rows: int) -> None:
     """XLA gathers, and each device sums the rows up to its own."""
     assert told(lambda x: jnp.tanh(jnp.cumsum(x, 0)), (rows, 16), Spec("a")) == []
+
+
+@pytest.mark.parametrize("columns", [8, 16])
+def test_the_index_of_a_maximum_lies_where_the_maximum_does(columns: int) -> None:
+    assert told(lambda x: jnp.argmax(x, 0), (24, columns), Spec(None, "a"), Spec("a")) == []

@@ -41,7 +41,10 @@ class ContractionStep(CheckedInstruction):
         states = self.states[: len(self.states) // 2]
         kind = self.reduction()
         made = [self._reduced(state, gone, kind if len(states) == 1 else None) for state in states]
-        return made[0] if len(made) == 1 and not self.instruction.type.startswith("(") else tuple(made)
+        if len(made) > 1:  # an index is that of a value, and lies where it lies
+            both = self.joined(made)
+            return self.opaque() if both is None else (both,) * len(made)
+        return made[0] if not self.instruction.type.startswith("(") else tuple(made)
 
     def _reduced(self, state: State, gone: set[int], kind: str | None) -> State:
         ones = [at for at in gone if state.shape[at] == 1]
