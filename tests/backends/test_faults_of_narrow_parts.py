@@ -36,3 +36,8 @@ def test_sums_of_windows_are_no_addends(rows: int) -> None:
 @pytest.mark.parametrize("columns", [8, 16])
 def test_the_index_of_a_maximum_lies_where_the_maximum_does(columns: int) -> None:
     assert told(lambda x: jnp.argmax(x, 0), (24, columns), Spec(None, "a"), Spec("a")) == []
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+def test_a_row_of_each_device_written_at_its_own_place(rows: int) -> None:
+    assert told(lambda x: jax.lax.dynamic_update_slice(x, x[:3] * 2, (5, 0)), (rows, 16), Spec("a")) == []

@@ -296,13 +296,14 @@ class ShapeStep(CheckedInstruction):
             (_, where, step), part = piece[0]
             assert isinstance(step, int)
             return [((held, where, step), plus(part or (0,) * len(begins), begins, -step))]
-        for where, table in (*hidden.items(), *update.starts) if n == 1 else ():
+        own = {digit[1]: part for digit, part in piece if digit[1] is not None and part is not None}
+        for where, table in (*hidden.items(), *own.items(), *update.starts) if n == 1 else ():
             step = _pace(table, begins)
             if step is None:
                 continue
-            if where not in hidden:  # of a coordinate that goes on within the piece
+            if where not in hidden and where not in own:  # of a coordinate that goes on within the piece
                 return [((held, where, step), tuple(-step * n for n in begins))]
-            rest = plus(hidden.pop(where), begins, -step)
+            rest = plus(hidden.pop(where, table), begins, -step)
             return [((held, where, step), rest)]
         return [((held, None if is_loose(digit for digit, _ in piece) else new_coordinate(), 1), None)]
 
