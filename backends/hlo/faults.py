@@ -258,8 +258,8 @@ def _is_plain(state: State, asked: State, at: int) -> bool:
         exchanged = where in state.displaced and each[-1] == min(each)
         if each != sorted(each, reverse=True) and not exchanged:
             return False
-    outer = asked.split(at)
-    return not outer or bool(state.split(at)) or not all(decided_by(table, state.hidden) for table in outer)
+    outer = [table for table in asked.split(at) if not decided_by(table, state.split(at))]
+    return not outer or not all(decided_by(table, [*state.split(at), *state.hidden]) for table in outer)
 
 
 def _maker(entry: Computation, root: Instruction, number: int) -> Instruction:

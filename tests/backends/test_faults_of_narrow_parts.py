@@ -41,3 +41,8 @@ def test_the_index_of_a_maximum_lies_where_the_maximum_does(columns: int) -> Non
 @pytest.mark.parametrize("rows", [8, 16])
 def test_a_row_of_each_device_written_at_its_own_place(rows: int) -> None:
     assert told(lambda x: jax.lax.dynamic_update_slice(x, x[:3] * 2, (5, 0)), (rows, 16), Spec("a")) == []
+
+
+def test_blocks_of_a_dimension_that_is_stacked_and_merged() -> None:
+    """Which of the two arrays a device has says its place as well as the block does."""
+    assert told(lambda x: jnp.stack([x, -x]).reshape(32, 16), (16, 16), Spec("a"), Spec("a")) == []
