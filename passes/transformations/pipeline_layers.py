@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span
+from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.operation import Arg, Context, Number, Operand, Operation
 from shardwright.ir.ops import (
     Add,
@@ -33,6 +34,7 @@ from shardwright.ir.ops import (
 )  # fmt: skip
 from shardwright.ir.program import Carry, Func, Let, Loop, Program, Scope, SetState, Statement, Value
 from shardwright.ir.rewriter import Rewriter, rename_dims
+from shardwright.ir.strategies import differing_digits
 from shardwright.ir.types import Dim, DType, Partial, Reduction, Shape, TensorType
 from shardwright.ir.verification.verifier import Level
 from shardwright.ir.walk import captured, names_read, rename_operands, states_set
@@ -200,8 +202,16 @@ class _Function:
         stages, batch = self.stages, self.stages.options.batch
         if not stages.several or batch not in kind.names:
             return name
-        split = Split(batch, (stages.rows.name, stages.count.name))
-        return self.writer.let(split, (name,), f"{name}_parts", stages.by_micro_batch(kind))
+        split, parts = Split(batch, (stages.rows.name, stages.count.name)), stages.by_micro_batch(kind)
+        order = orders_in(stages.program, self.func).get(batch, ())
+        orders = {batch: order, stages.rows.name: order}
+        if (differing := differing_digits(split, kind, parts, orders, stages.program.mesh)) is not None:
+            raise no_pipeline(
+                f"chips hold the rows of {name}: {kind} by the digits {differing[0]}, not as many of each micro-batch",
+                self.writer.span,
+                f"ask for another number of micro-batches, or pin the order of {batch}",
+            )
+        return self.writer.let(split, (name,), f"{name}_parts", parts)
 
     def at_round(self, inner: Rewriter, name: str, carry: Carry, turn: str) -> str:
         """The micro-batch that enters in a round; after the last zeros."""

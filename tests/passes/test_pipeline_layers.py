@@ -390,6 +390,26 @@ def test_stages_that_cannot_be(old: str, new: str, mesh: dict[str, int], batches
     assert refused.value.diagnostics[0].message == reason
 
 
+def test_micro_batches_of_which_chips_hold_unequal_parts_are_refused() -> None:
+    text = """
+        mesh x=2 y=2
+        dim B=12 order x y N=4 E=8 F=16
+        weights { w: f32 NEF
+                  v: f32 NFE }
+        func f(x: f32 B_yE) -> f32 B_yE {
+          y: f32 B_yE = loop[N](h: f32 B_yE = x) {
+            g: f32 B_yF = h @[E] w
+            r: f32 B_yE = g @[F] v
+            next r
+          }
+          return y
+        }"""
+    reason = "chips hold the rows of x: f32 B_yE by the digits 2 y 3, not as many of each micro-batch"
+    with pytest.raises(DiagnosticError, match=reason):
+        run_passes(program(text), [PipelineLayers(micro_batches=2)])
+    assert "B2=4 order x y" in printed(run_passes(program(text), [PipelineLayers(micro_batches=3)]))
+
+
 def test_an_order_of_digits_that_a_micro_batch_has_no_room_for_is_left_out() -> None:
     text = """
         mesh y=8
