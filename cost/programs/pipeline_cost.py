@@ -28,15 +28,12 @@ BATCH = "B"
 def pipeline_cost(
     program: Program, func: Func, stages: Stages, micro_batches: int, chip: Chip, constants: Constants | None = None
 ) -> Cost:
-    """The cost of one call on P stages, from the explicit program of one stage: B / M sequences at a time.
+    """The cost of one call on P stages, from the explicit program of one stage for one of M micro-batches.
 
-    Raises where M does not divide the batch, or the mesh with its stages does not fit the chip's interconnect.
+    Raises where the mesh with its stages does not fit the chip's interconnect.
     """
     P, M = stages.count, micro_batches
     stages.layers(program)  # refuses those that do not divide
-    if M > 1:
-        program = one_micro_batch(program, M)
-        func = program.func(func.name)
     cost = cost_of(program, func, chip, constants)
     rounds = (max(M, P) if func.name == "decode" else M + P - 1) / P
     between = times_of(_between(program, func, stages, chip), constants or chip.constants).total

@@ -216,9 +216,11 @@ def _of_program(
         written = parse(source)
         check_overrides(written, args.mesh, args.dim)
         module, stages = one_stage(written, args.mesh)
+        if stages is None:
+            require_stages(args.micro_batches)
     if stages is not None:
         args.mesh = {axis: size for axis, size in args.mesh.items() if axis not in stages.axes}
-    program = load_program(args, source, module, args.target)
+    program = load_program(args, source, module, args.target, args.micro_batches)
     with located(source):
         chip, constants = chip_and_constants(args, program)
         if args.passes is not None:
@@ -226,7 +228,6 @@ def _of_program(
             verify(program, Level.EXPLICIT)
         chosen = _chosen(program, args.func)
         if stages is None:
-            require_stages(args.micro_batches)
             copied = args.target is not None and parse_target(args.target).platform.copies_slices
             costs = [cost_of(program, func, chip, constants, copied_slices=copied) for func in chosen]
         else:

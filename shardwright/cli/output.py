@@ -53,18 +53,23 @@ def passes_from(args: argparse.Namespace) -> tuple[Pass, ...]:
 
 
 def load_program(
-    args: argparse.Namespace, source: Source, module: Module | None = None, target: str | None = None
+    args: argparse.Namespace,
+    source: Source,
+    module: Module | None = None,
+    target: str | None = None,
+    micro_batches: int = 1,
 ) -> Program:
-    """The program of FILE, or of what was made of its syntax tree, after the passes that were asked for, or else the
-    compiler's for a target."""
+    """The program of FILE, or of what was made of its syntax tree, for one of so many micro-batches, after the passes
+    that were asked for, or else the compiler's for a target."""
     from shardwright.cli.options import choice_of
     from shardwright.compiling.compile_program import explicit
+    from shardwright.cost.programs.pipeline_cost import one_micro_batch
     from shardwright.ir.diagnostics import located
     from shardwright.ir.elaboration.elaborate import elaborate
     from shardwright.ir.text.parser import parse
 
     with located(source):
-        program = elaborate(module or parse(source), args.mesh, args.dim)
+        program = one_micro_batch(elaborate(module or parse(source), args.mesh, args.dim), micro_batches)
     if args.passes is None:
         with located(source):
             return explicit(program, target=target, **choice_of(args))

@@ -179,7 +179,7 @@ def nearest(
 def time_of(program: Program, objective: Objective, stages: Stages | None = None) -> float:
     """The predicted seconds of an explicit program's functions, as often as they are called. Of a pipeline as many
     micro-batches are in flight as there are stages, where the batch divides."""
-    from shardwright.cost.programs.pipeline_cost import micro_batches, pipeline_cost
+    from shardwright.cost.programs.pipeline_cost import micro_batches, one_micro_batch, pipeline_cost
     from shardwright.cost.programs.program_cost import cost_of
 
     chip, constants = objective.chip, objective.constants
@@ -187,7 +187,8 @@ def time_of(program: Program, objective: Objective, stages: Stages | None = None
         costs = [cost_of(program, func, chip, constants) for func in program.funcs]
     else:
         M = micro_batches(program, stages)
-        costs = [pipeline_cost(program, func, stages, M, chip, constants) for func in program.funcs]
+        one = one_micro_batch(program, M)
+        costs = [pipeline_cost(one, func, stages, M, chip, constants) for func in one.funcs]
     return sum(objective.count(cost.func) * cost.time_s for cost in costs)
 
 

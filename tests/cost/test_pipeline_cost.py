@@ -73,6 +73,30 @@ def test_micro_batches_divide_the_batch(shardwright: Callable, tmp_path: Path) -
     assert "3 micro-batches do not divide B=64 [not-divisible]" in got.err
 
 
+def test_layouts_are_chosen_for_a_micro_batch(shardwright: Callable, tmp_path: Path) -> None:
+    """As `compile` chooses them: 12 rows would be split over all four chips of a stage, which do not divide 6."""
+    file = tmp_path / "layers.shard"
+    file.write_text("""\
+mesh p=2 x=2 y=2
+dim N=4 B=12 E=8 F=16
+weights { w: f32 N_pEF
+          v: f32 N_pFE }
+func f(a: f32 B_xE) -> f32 B_xE {
+  y: f32 B_xE = loop[N](h: f32 B_xE = a) {
+    g: f32 B_yF = h @[E] w
+    o: f32 B_xE = g @[F] v
+    next o
+  }
+  return y
+}
+""")
+    halves, of_six = (
+        json.loads(shardwright("cost", str(file), "--json", *options).out)
+        for options in (("--micro-batches", "2"), ("--dim", "B=6"))
+    )
+    assert halves["ops"] == of_six["ops"]
+
+
 def test_a_pipeline_alone_is_priced(shardwright: Callable, tmp_path: Path) -> None:
     """All chips are stages: each step runs on one chip, and the sum of both stages' passes is as on one chip."""
     file = tmp_path / "layers.shard"
