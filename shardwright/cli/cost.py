@@ -197,6 +197,7 @@ def _of_program(
     args: argparse.Namespace,
 ) -> tuple[list[Cost], GenerationCost | None, dict[str, CompiledCosts]]:
     import sys
+    from functools import partial
 
     from shardwright.backends.targets.names import parse_target
     from shardwright.cli.output import load_program, read_program
@@ -229,10 +230,12 @@ def _of_program(
         chosen = _chosen(program, args.func)
         if stages is None:
             copied = args.target is not None and parse_target(args.target).platform.copies_slices
-            costs = [cost_of(program, func, chip, constants, copied_slices=copied) for func in chosen]
+            price = partial(cost_of, chip=chip, constants=constants, copied_slices=copied)
         else:
-            costs = [pipeline_cost(program, f, stages, args.micro_batches, chip, constants) for f in chosen]
-        generated = generation_cost(program, chip, args.generate, constants) if args.generate else None
+            M = args.micro_batches
+            price = partial(pipeline_cost, stages=stages, micro_batches=M, chip=chip, constants=constants)
+        costs = [price(program, func) for func in chosen]
+        generated = generation_cost(program, price, args.generate) if args.generate else None
         for dim, size in beyond_cache(program, args.generate).items() if args.generate else ():
             own = program.sizes(program.func("decode"))[dim]
             said = f"{args.generate} tokens are priced up to {dim}={size}, and the program's cache has {dim}={own}"

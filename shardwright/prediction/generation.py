@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardwright.cost.hardware.chips import Chip
-from shardwright.cost.hardware.constants import Constants
-from shardwright.cost.programs.program_cost import Cost, cost_of
+from shardwright.cost.programs.program_cost import Cost
 from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Update
@@ -33,9 +31,10 @@ class GenerationCost:
         return self.prefill.time_s + self.decode_s
 
 
-def generation_cost(program: Program, chip: Chip, tokens: int, constants: Constants | None = None) -> GenerationCost:
-    """The cost of generating `tokens` for each sequence of an explicit program, after a prefill of its own length into
-    an empty cache: `attend` counts queries as the last of the positions, and a prompt's see none of what is generated.
+def generation_cost(program: Program, price: Callable[[Program, Func], Cost], tokens: int) -> GenerationCost:
+    """The cost of generating `tokens` for each sequence of an explicit program whose functions cost what `price` says,
+    after a prefill of its own length into an empty cache: `attend` counts queries as the last of the positions, and a
+    prompt's see none of what is generated.
 
     Raises where the program lacks `prefill` or `decode`, or no cache grows in decode.
     """
@@ -55,9 +54,9 @@ def generation_cost(program: Program, chip: Chip, tokens: int, constants: Consta
     steps: list[tuple[float, Cost]] = []
     for count, context in step_contexts(before, tokens):
         sized = resized(program, growing(context))
-        steps.append((count, cost_of(sized, sized.func("decode"), chip, constants)))
+        steps.append((count, price(sized, sized.func("decode"))))
     sized = resized(program, growing(before))
-    return GenerationCost(cost_of(sized, sized.func("prefill"), chip, constants), tuple(steps))
+    return GenerationCost(price(sized, sized.func("prefill")), tuple(steps))
 
 
 def beyond_cache(program: Program, tokens: int) -> dict[str, int]:

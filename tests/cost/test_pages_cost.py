@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from program_text import program
 
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.cost.kernels.work import Work, work_of
+from shardwright.cost.programs.program_cost import cost_of
 from shardwright.passes.pipelines import explicit
 from shardwright.prediction.generation import generation_cost
 
@@ -69,5 +72,5 @@ def test_a_generation_has_more_pages_of_each_row() -> None:
             for name, n in (("prefill", 16), ("decode", 1))
         )
         made = explicit(program(f"mesh x=1\n{SIZES}\nstate {{ k: {state} }}\n{funcs}"))
-        steps.append(generation_cost(made, load_chip("h100"), 1008).decode_s)
+        steps.append(generation_cost(made, partial(cost_of, chip=load_chip("h100")), 1008).decode_s)
     assert steps[1] == pytest.approx(steps[0], rel=0.05)

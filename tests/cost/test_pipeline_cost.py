@@ -97,6 +97,27 @@ func f(a: f32 B_xE) -> f32 B_xE {
     assert halves["ops"] == of_six["ops"]
 
 
+def test_a_generation_fills_and_drains_the_stages(shardwright: Callable, tmp_path: Path) -> None:
+    """Prefill and steps were priced as if each stage had all layers and nothing crossed."""
+    body = """(h0: f32 BLE) -> f32 BLE {
+  y: f32 BLE = loop[N](h: f32 BLE = h0) {
+    set k = update[T](k, h @[E] w, pos)
+    o = attend[T, D, causal=L](h @[E] w, k, k, pos=pos)
+    next h + sum[D](o)
+  }
+  return y
+}
+"""
+    text = "mesh p=2 x=2\ndim N=4 B=6 L=2 T=4 E=8 D=4\nweights { w: f32 N_pED }\nstate { k: f32 N_pBTD\n pos: int32 }\n"
+    file = tmp_path / "generation.shard"
+    file.write_text(f"{text}func prefill{body}func decode[L=1]{body}")
+    options = ("--chip", "h100", "--micro-batches", "3", "--json")
+    priced = json.loads(shardwright("cost", str(file), "--generate", "1", *options).out)
+    prompt, full = (json.loads(shardwright("cost", str(file), "--dim", f"T={T}", *options).out) for T in (2, 3))
+    assert priced["generation"]["prefill_s"] == prompt["functions"][0]["time_s"]
+    assert priced["generation"]["decode_s"] == full["functions"][1]["time_s"]
+
+
 def test_a_pipeline_alone_is_priced(shardwright: Callable, tmp_path: Path) -> None:
     """All chips are stages: each step runs on one chip, and the sum of both stages' passes is as on one chip."""
     file = tmp_path / "layers.shard"

@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -279,7 +280,7 @@ def test_the_program_of_a_generation_takes_as_long_as_its_point_says(tmp_path: P
     assert f"# Chosen for tpu-v4: {described(best)}." in text
     passes = (*parse_pipeline("fuse-parallel-block"), *explicit_passes(Place(objective="bytes")))
     made = run_passes(load(Source("<chosen>", text)), passes)
-    assert generation_cost(made, TPU, 64).time_s == pytest.approx(best.latency_s, rel=0.02)
+    assert generation_cost(made, partial(cost_of, chip=TPU), 64).time_s == pytest.approx(best.latency_s, rel=0.02)
 
 
 # ---------------------------------------------------------------- what is drawn
