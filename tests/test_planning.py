@@ -183,7 +183,7 @@ def test_a_chip_by_name(made: ServingPlan, model: str) -> None:
 
 
 def test_prompts_need_not_divide_the_sequences_that_are_given(model: str) -> None:
-    """Of 250 sequences a prefill had one prompt or two."""
+    """A prefill of 250 sequences had one prompt or two."""
     given = plan(model, small(), 2, 64, 16, batch=250, seconds=3).best
     assert given.prompts >= 8
 

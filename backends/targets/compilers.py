@@ -110,7 +110,7 @@ def _request(target: Target, mesh: Mapping[str, int]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     flags: list[str] = []
     laid = target.order(mesh)
-    chip = target.name.partition(":")[0]
+    chip = target.chip_name
     if target.platform.name == "tpu":
         assert laid is not None
         # libtpu wants the axes with most chips first, since a host has 2 x 2 of them.
@@ -125,9 +125,8 @@ def _request(target: Target, mesh: Mapping[str, int]) -> dict[str, Any]:
         if chip in _TWO_CORES:
             topology["chip_config_name"] = "megacore"
     elif target.platform.name == "cuda":
-        assert target.chip is not None
         nodes = target.shape[0] if len(target.shape) == 2 else 1
-        config = target_config(target.chip.name.partition(":")[0])
+        config = target_config(target.chip_name)
         topology = {"topology_name": "", "target_config": config, "topology": f"1x{nodes}x{target.shape[-1]}"}
         options = {"xla_gpu_autotune_level": 0}  # there is no device to measure on
         flags = [word for word in os.environ.get("XLA_FLAGS", "").split() if word.startswith("--xla_gpu_")]
@@ -152,7 +151,7 @@ def _function(target: Target, row: Mapping[str, Any]) -> CompiledFunction:
         memory = CompiledMemory(figures["argument"], figures["temporary"], figures["output"] - figures["alias"])
     error = None
     if memory is not None and target.chip is not None and target.platform.name == "cuda":
-        has = gpu_memory_bytes(target.chip.name.partition(":")[0])
+        has = gpu_memory_bytes(target.chip_name)
         error = does_not_fit(target.name, name, memory.total, has, row["report"]) if memory.total > has else None
     results = None if row.get("results") is None else tuple(row["results"])
     return CompiledFunction(name, row["text"], row["written"], memory, row["compile_s"], error, results)

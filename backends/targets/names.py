@@ -71,22 +71,27 @@ class Target:
     shape: tuple[int, ...] = ()
 
     @property
+    def chip_name(self) -> str:
+        """The name without the shape."""
+        return self.name.partition(":")[0]
+
+    @property
     def rates(self) -> CompilerRates | None:
         """The rates that its compiler assumes where it estimates kernels; None where it estimates none."""
-        rates = _tpus()["rates"].get(self.name.partition(":")[0])
+        rates = _tpus()["rates"].get(self.chip_name)
         return CompilerRates(**rates) if rates else None
 
     @property
     def forms(self) -> Forms:
         """The forms that its compiler keeps."""
-        forms: dict[str, Any] = _tpus()["forms"].get(self.name.partition(":")[0], {})
+        forms: dict[str, Any] = _tpus()["forms"].get(self.chip_name, {})
         tile: list[int] | None = forms.get("tile")
         return Forms(forms.get("finished_products", False), (tile[0], tile[1]) if tile else None)
 
     @property
     def passes(self) -> str:
         """The passes that write a program as its compiler keeps it, as `parse_pipeline` reads them; perhaps none."""
-        chip, slice_shape = self.name.partition(":")[0], "x".join(map(str, sorted(self.shape)))
+        chip, slice_shape = self.chip_name, "x".join(map(str, sorted(self.shape)))
         rows: dict[str, str] = _tpus()["passes"]
         return rows.get(f"{chip}:{slice_shape}") or rows.get(chip, "")
 
@@ -120,7 +125,7 @@ class Target:
         if per_node != self.shape[-1]:
             nodes = prod(self.shape) // per_node
             there = f"{nodes}x{per_node}" if nodes > 1 else str(per_node)
-            chip = self.name.partition(":")[0]
+            chip = self.chip_name
             raise _refused(
                 "mesh-fit",
                 f"the mesh takes {per_node} chips of each node, and {self.name} has {self.shape[-1]}",

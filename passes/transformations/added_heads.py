@@ -42,8 +42,8 @@ from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, St
 from shardwright.ir.types import Shape
 
 Held = float | None
-"""What added heads hold: one number, None for numbers like those of other heads, or `math.inf` for what is not finite
-where that of other heads may be."""
+"""The contents of added heads: one number, None for numbers like those of other heads, or `math.inf` for what is not
+finite where that of other heads may be."""
 
 
 def require_zeros_to_stay_apart(program: Program, grown: Collection[str]) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _CHANGES = ("BUFFER_MUTATION", "PARAMETER_MUTATION")
-"""What `torch.export` calls results that become a module's own tensors."""
+"""The names of `torch.export` for results that become a module's own tensors."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _exported(module: Any, tensors: tuple[Any, ...]) -> Any:
     with _quietly(), torch.no_grad():
         try:
             return torch.export.export(module, tensors, strict=False).run_decompositions(_by_rank())
-        except Exception:
+        except Exception:  # of any class: it is raised by what traces, interprets or decomposes
             with contextlib.suppress(Exception):
                 return torch.export.export(module, tensors, strict=True).run_decompositions(_by_rank())
             raise

@@ -355,7 +355,7 @@ def test_one_query_beyond_the_positions_under_torch(window: int | None, operand:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_what_is_no_number_stays_none_under_torch(name: str, causal: bool) -> None:
-    """Of queries, keys or values: their rows are NaN, and no others."""
+    """Queries, keys or values: their rows are NaN, and no others."""
     seen = ", causal=L" if causal else ""
     made = program(
         "dim B=2 L=5 T=5 K=2 D=4\nfunc f(q: f32 BLKD, k: f32 BTKD, v: f32 BTKD) -> f32 BLKD {\n"

@@ -156,7 +156,7 @@ def test_memory_is_that_of_the_five_constraints() -> None:
 
 
 def test_a_table_that_is_used_twice_lies_there_once() -> None:
-    """As the runtime here has it; others keep a copy for each use. It moves for each."""
+    """The runtime here has one; others keep a copy for each use. It moves for each."""
     table = WeightTensor("embed", 1000 * E, 2000 * E, True)
     apart = replace(small(), embedding=WeightGroup("embedding", (table,), 0.0),
                     unembedding=WeightGroup("unembedding", (replace(table, name="unembed"),), 0.0))  # fmt: skip

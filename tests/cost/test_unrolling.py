@@ -173,7 +173,7 @@ func f(x: f32 LE, pos: int32) -> f32 E {
 
 
 def test_writes_are_of_the_rows_that_are_new() -> None:
-    """What is stored for a write comes to the host; of it goes to disk what lies there."""
+    """A write's rows come to the host; those that lie on disk go on."""
     text = program(WRITTEN)
     row = 4 * 4
     events = {(e.name, str(e.resource)): e.nbytes for e in events_of(text, text.func("f")) if e.action != "compute"}

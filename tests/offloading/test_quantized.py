@@ -173,7 +173,7 @@ def test_8_bits_change_logits_a_seventeenth_of_what_4_do(monkeypatch: pytest.Mon
 def test_bytes_are_those_that_the_cost_model_counts(
     quantized: GroupQuantization, dtype: DType, name: str, tmp_path: Path
 ) -> None:
-    """Of models whose rows are whole groups, two with biases, and one with one table for tokens and logits; beside the
+    """Models whose rows are whole groups, two with biases, and one with one table for tokens and logits; beside the
     weights there are two buffers of a layer."""
     wide = make_checkpoint(name, tmp_path, wide=True)
     sizes = model_sizes(describe(read_config(wide)), 4, 2, dtype)

@@ -50,7 +50,7 @@ def test_a_run_has_a_timeline(
 def test_events_have_the_bytes_that_they_moved(
     checkpoint: Callable[..., Path], in_place: bool, quantized: GroupQuantization | None
 ) -> None:
-    """Of a cache in three memories nothing but new rows leaves the device, and what of these is on disk is written."""
+    """Nothing but new rows of a cache in three memories leaves the device, and what of these is on disk is written."""
     folder, new = checkpoint("llama-grouped"), 3
     made = make_prompts([prompt.tolist() for prompt in truth(folder).prompts], 96, None)
     policy = replace(parse_policy(f"{len(made)},1,20,30,20,40,100,0"), quantized_weights=quantized,

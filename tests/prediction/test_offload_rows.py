@@ -467,7 +467,7 @@ def test_rows_of_ones_own(shardwright: Callable[..., SimpleNamespace], tmp_path:
 
 
 def test_our_runtime_keeps_weights_in_4_bits_where_it_does_the_cache() -> None:
-    """As its runs do; others leave them where that is faster."""
+    """Its runs do so; others leave them where that is faster."""
     made = {
         name: best_plan(
             setting_of(built_in("opt-1.3b").model, load_machine("t4"), load_runtime(name), 64, 8), compress=True

@@ -111,7 +111,7 @@ def test_old_versions_are_kept_where_they_are_returned_or_exchanged() -> None:
 
 
 def test_the_module_of_a_static_cache_decodes() -> None:
-    """As transformers exports models with a cache of a fixed length."""
+    """A model with a cache of a fixed length, in the form in which transformers exports it."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
 
