@@ -106,7 +106,7 @@ def choose(
         if best.placement.moves_unevenly(program.mesh):
             best = replace(best, model_s=best.objective_s)
         bound = min([best.bound_s, *relaxed])
-        proved = best.status == "optimal" and bound >= best.model_s * (1 - ENOUGH)
+        proved = best.status == "optimal" and bound >= min(best.model_s, best.objective_s) * (1 - ENOUGH)
         return replace(best, status="optimal" if proved else "feasible", bound_s=bound)
 
     def priced(found: SearchResult) -> PricedChoice[SearchResult]:

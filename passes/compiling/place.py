@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Protocol
@@ -21,6 +21,7 @@ from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
+from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.digits import Order, radix
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Number, Operand
@@ -315,18 +316,20 @@ def _written(program: Program, placement: LayoutSolution) -> Program:
     funcs = tuple(_Writer(program, func, placement).rewritten() for func in program.funcs)
     own = {name for func in program.funcs for name, _ in func.overrides}
     orders = {name: order for name, order in placement.orders.items() if name not in own}
-    dims = tuple(_ordered(dim, program.mesh, orders.get(dim.name)) for dim in program.dims)
-    return replace(program, dims=dims, weights=weights, state=state, funcs=funcs)
+    written = replace(program, weights=weights, state=state, funcs=funcs)
+    used = splitting_axes(written) if orders else {}
+    dims = (_ordered(dim, program.mesh, orders.get(dim.name), used.get((dim.name, None), ())) for dim in program.dims)
+    return replace(written, dims=tuple(dims))
 
 
-def _ordered(dim: DimInfo, mesh: Mesh, first: Order | None) -> DimInfo:
+def _ordered(dim: DimInfo, mesh: Mesh, first: Order | None, used: Iterable[str]) -> DimInfo:
     """A dimension with the digits under which layouts were chosen, where movements along it depend on them: without
-    room for all, and but one order that begins so."""
+    room for all, and but one order that begins so. Axes of one chip that split it come last."""
     if dim.order is not None or first is None or not dim.size % mesh.n_chips:
         return dim
     order, *others = orders_from(dim, first, mesh)
     fitting = tuple(digit for digit in order if dim.size % radix(digit, mesh) == 0)
-    return dim if others else replace(dim, order=fitting)
+    return dim if others else replace(dim, order=(*fitting, *(axis for axis in used if axis not in fitting)))
 
 
 def _filled(value: Value, placement: LayoutSolution) -> Value:
