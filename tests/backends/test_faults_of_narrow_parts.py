@@ -46,17 +46,3 @@ def test_a_row_of_each_device_written_at_its_own_place(rows: int) -> None:
 def test_blocks_of_a_dimension_that_is_stacked_and_merged() -> None:
     """Which of the two arrays a device has says its place as well as the block does."""
     assert told(lambda x: jnp.stack([x, -x]).reshape(32, 16), (16, 16), Spec("a"), Spec("a")) == []
-
-
-ROWS = np.array([3, 3, 1, 0, 5, 20, 2, 7])
-
-
-@pytest.mark.parametrize("spec", [Spec(), Spec("a")])
-@pytest.mark.parametrize("rows", [ROWS, np.tile(ROWS, 2)])
-def test_rows_that_a_program_picks(spec: Any, rows: Any) -> None:
-    """Each device has rows of a table of indices, which begin anywhere, or those of a sum that is the same on all."""
-    assert told(lambda x: x[rows] * 2, (24, 16), spec, Spec("a")) == []
-
-
-def test_windows_of_rows_that_are_looked_up() -> None:
-    assert told(lambda x: jnp.cumsum(jnp.argmax(x, 0)[ROWS]), (12, 24), Spec(None, "a"), Spec("a")) == []

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
@@ -172,9 +170,6 @@ class ShapeStep(CheckedInstruction):
             if n == extent(state.dims[at]):
                 continue
             begins = starts[at] if at < len(starts) else None
-            picked = is_loose(state.dims[at]) and not state.constant
-            if begins and len(set(begins)) > 1 and (picked or _is_uneven(begins)):
-                away.add(labels(np.array(begins)))
             made = cut(state, at, begins or [0] * self.devices, n, steps[at] if steps else 1)
             if made is None:
                 away.update(self.all_tables(placed([state.dims[at]], starts=state.starts)))
@@ -395,9 +390,6 @@ class ShapeStep(CheckedInstruction):
                 dims.append(dim if extent(dim) == n else any_digit(n))
                 continue
             _, where, steps = dim[-1]
-            if any(digit[1] != where for digit in dim):  # blocks of one within those of another
-                dims.append(whole_digit(n))
-                continue
             if low and where is not None and isinstance(steps, int):  # what was first lies further on
                 starts[where] = plus(starts.get(where, (0,) * self.devices), (low,) * self.devices, -steps)
             dims.append([(n, dim[0][1], steps)])
@@ -428,10 +420,3 @@ def _pace(table: Table, begins: Sequence[int]) -> int | None:
     step, rest = divmod(starts[second][0] - starts[first][0], second - first)
     even = all(own == [n + (at - first) * step for n in starts[first]] for at, own in starts.items())
     return step if even and step > 0 and not rest else None
-
-
-def _is_uneven(begins: Sequence[int]) -> bool:
-    """Tells whether places are no row of blocks, each on as many devices as the others."""
-    places = Counter(begins)
-    ordered = sorted(places)
-    return len(set(places.values())) > 1 or len({b - a for a, b in pairwise(ordered)}) > 1
