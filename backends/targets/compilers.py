@@ -126,7 +126,7 @@ def _request(target: Target, mesh: Mapping[str, int]) -> dict[str, Any]:
             topology["chip_config_name"] = "megacore"
     elif target.platform.name == "cuda":
         nodes = target.shape[0] if len(target.shape) == 2 else 1
-        config = target_config(target.chip_name)
+        config = target_config(target.gpu)
         topology = {"topology_name": "", "target_config": config, "topology": f"1x{nodes}x{target.shape[-1]}"}
         options = {"xla_gpu_autotune_level": 0}  # there is no device to measure on
         flags = [word for word in os.environ.get("XLA_FLAGS", "").split() if word.startswith("--xla_gpu_")]
@@ -151,7 +151,7 @@ def _function(target: Target, row: Mapping[str, Any]) -> CompiledFunction:
         memory = CompiledMemory(figures["argument"], figures["temporary"], figures["output"] - figures["alias"])
     error = None
     if memory is not None and target.chip is not None and target.platform.name == "cuda":
-        has = gpu_memory_bytes(target.chip_name)
+        has = gpu_memory_bytes(target.gpu)
         error = does_not_fit(target.name, name, memory.total, has, row["report"]) if memory.total > has else None
     results = None if row.get("results") is None else tuple(row["results"])
     return CompiledFunction(name, row["text"], row["written"], memory, row["compile_s"], error, results)

@@ -76,6 +76,12 @@ class Target:
         return self.name.partition(":")[0]
 
     @property
+    def gpu(self) -> str:
+        """The name of the chip itself without that of its nodes, of which the target's may be a shorter form."""
+        assert self.chip is not None
+        return self.chip.name.partition(":")[0]
+
+    @property
     def rates(self) -> CompilerRates | None:
         """The rates that its compiler assumes where it estimates kernels; None where it estimates none."""
         rates = _tpus()["rates"].get(self.chip_name)
