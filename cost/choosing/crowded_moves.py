@@ -8,28 +8,24 @@ of the orders that begin so is then put into the tables, and layouts are chosen 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import permutations, product
 
-from shardwright.cost.choosing.layout_problem import PricedMove
 from shardwright.cost.choosing.layout_solution import LayoutSolution
 from shardwright.cost.choosing.layouts import seconds_of
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.hardware.topology import topology_of
-from shardwright.cost.resharding.planner import ReshardingPlan, plan
-from shardwright.ir.digit_orders import orders_in, splitting_axes
+from shardwright.cost.resharding.planner import MOST_ORDERS, ReshardingPlan, plan
+from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_DEVICE, TensorType
 
 Pair = tuple[TensorType, TensorType]
 
-_MOST_ORDERS = 36
-"""Of the crowded dimensions of a movement together; with more it is left as it is."""
-
 _MORE = 1e-9
-"""Of a cost: less than that is rounding."""
+"""The share of a cost that is rounding."""
 
 
 @dataclass
@@ -45,17 +41,15 @@ class CrowdedMoves:
     def learn(self, placement: LayoutSolution, made: Program) -> tuple[tuple[str, ...], bool]:
         """Looks at the movements of layouts and at their explicit program: along which dimensions some cost more than
         was counted, and whether they count more from now on under the same orders."""
-        mesh, used = self.program.mesh, splitting_axes(made)
-        seen = {func.name: orders_in(made, func, used) for func in made.funcs}
+        seen = orders_in(made, made.funcs[0])
         dims: dict[str, None] = {}
         more = False
-        for func, pair in self.movements(placement):
-            there = seen[func or made.funcs[0].name]
-            crowded = tuple(name for name in self.crowded(pair) if name in there)
-            if not crowded:
+        for pair, counts in placement.counted.items():
+            crowded = self.crowded(pair)
+            if not crowded or any(kind.placement != ON_DEVICE for kind in pair):
                 continue
-            counted = placement.counted[pair][0 if self.objective is None else 2] * (1 + _MORE)
-            if self.cost(plan(*pair, mesh, {name: there[name] for name in crowded})) > counted:
+            counted = counts[0 if self.objective is None else 2] * (1 + _MORE)
+            if self.cost(plan(*pair, made.mesh, {name: seen[name] for name in crowded})) > counted:
                 self.pairs.setdefault(pair, crowded)
                 dims.update(dict.fromkeys(crowded))
                 plans = self.plans(pair, placement.orders)
@@ -69,33 +63,24 @@ class CrowdedMoves:
         topology, constants = topology_of(self.objective.chip, self.program.mesh), self.objective.constants
         return sum(seconds_of(step.collective, topology, constants) for step in made.steps if step.collective)
 
-    def movements(self, placement: LayoutSolution) -> Iterator[tuple[str | None, Pair]]:
-        """The movements between chips, with the functions that they are in."""
-        for node in placement.nodes:
-            made = [(placement.kinds[node.made], placement.kinds[node.home])] if node.made >= 0 else []
-            for pair in (*made, *placement.trees.get(node, ())):
-                if pair in placement.counted and all(kind.placement == ON_DEVICE for kind in pair):
-                    yield node.func, pair
-
-    def crowded(self, pair: Pair) -> list[str]:
-        """The dimensions that a movement is along, and that may be crowded."""
+    def crowded(self, pair: Pair) -> tuple[str, ...]:
+        """The dimensions that a movement is along, and that may be crowded; none that a function gives another size."""
         own = {name for func in self.program.funcs for name, _ in func.overrides}
-        return [
+        return tuple(
             dim.name
             for dim, *splits in zip(pair[0].dims, pair[0].splits, pair[1].splits, strict=True)
             if dim.size % self.program.mesh.n_chips and any(splits) and dim.name not in own
-        ]
+        )
 
-    def under(self, orders: Mapping[str, Order]) -> tuple[PricedMove, ...]:
-        """The known movements by their plans under all orders that begin so."""
-        plans = {pair: self.plans(pair, orders) for pair in self.pairs}
-        return tuple(PricedMove(*pair, made) for pair, made in plans.items() if made)
+    def under(self, orders: Mapping[str, Order]) -> tuple[tuple[ReshardingPlan, ...], ...]:
+        """The plans of each known movement under all orders that begin so."""
+        return tuple(filter(None, (self.plans(pair, orders) for pair in self.pairs)))
 
     def plans(self, pair: Pair, first: Mapping[str, Order]) -> tuple[ReshardingPlan, ...]:
         """The plans of a movement under all orders that begin so; none where these are many."""
         dims = self.pairs[pair]
         ways = [self.orders(name, first.get(name, ()), pair) for name in dims]
-        if math.prod(map(len, ways)) > _MOST_ORDERS:
+        if math.prod(map(len, ways)) > MOST_ORDERS:
             return ()
         choices = (dict(zip(dims, chosen, strict=True)) for chosen in product(*ways))
         return tuple(plan(*pair, self.program.mesh, chosen) for chosen in choices)

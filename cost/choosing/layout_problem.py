@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardwright.cost.choosing.layout_codes import Codes, StateNumbering
 from shardwright.ir.digits import Order
 from shardwright.ir.program import Let, Loop, Program
-from shardwright.ir.types import Shape, TensorType, ValueType
+from shardwright.ir.types import Shape, ValueType
 from shardwright.ir.walk import Position
 
 if TYPE_CHECKING:
@@ -143,15 +143,6 @@ Entry = StrategyTable | Equal | NotPartial | MadeTree | UsesTree | LoopSlice
 
 
 @dataclass(frozen=True)
-class PricedMove:
-    """A movement that costs what one of these plans does, the cheapest, not what it would cost alone."""
-
-    source: TensorType
-    target: TensorType
-    plans: tuple[ReshardingPlan, ...]
-
-
-@dataclass(frozen=True)
 class PlacementOptions:
     """The options of placement: what is minimised: bytes received per chip, then communicating steps, then work done
     more than once."""
@@ -165,8 +156,9 @@ class PlacementOptions:
     orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
     """The first digits of dimensions, under which strided layouts at the edges cost what `edge-blocks` would move, and
     nothing along a dimension that is not named."""
-    moves: tuple[PricedMove, ...] = ()
-    """The movements that cost more than alone, under any orders that begin so."""
+    moves: tuple[tuple[ReshardingPlan, ...], ...] = ()
+    """The plans, under any orders that begin so, of each movement that costs what the cheapest of these does, not what
+    it costs alone."""
     is_limited: bool = False
     """Tells whether memory may be short: then values that nothing reads may lie split, too."""
     edges_apart: bool = False

@@ -411,15 +411,15 @@ class Solver:
     def moving_in(self, group: Group) -> Moves:
         """The costs of movements between the layouts of a group; of some no less than what plans for them cost."""
         found = moving_costs(self.coding, group.codes, group.shape, self.links)
-        here = self.coding.mesh
-        for move in (each for each in self.problem.options.moves if each.plans[0].mesh == here):
-            pair = [self.coding.encode(kind) for kind in (move.source, move.target)]
+        here = group.shape, self.coding.mesh
+        for plans in (each for each in self.problem.options.moves if (each[0].source.shape, each[0].mesh) == here):
+            pair = [self.coding.encode(kind) for kind in (plans[0].source, plans[0].target)]
             at = tuple(np.searchsorted(group.codes, pair).tolist())
-            if move.source.shape == group.shape and group.codes.take(at, mode="clip").tolist() == pair:
+            if group.codes.take(at, mode="clip").tolist() == pair:
                 received, steps, seconds = (table if table.flags.writeable else table.copy() for table in found)
-                received[at] = max(received[at], min(made.bytes_received for made in move.plans))
-                steps[at] = max(steps[at], min(made.communicating_steps for made in move.plans))
-                seconds[at] = max(seconds[at], min(map(self.planned_s, move.plans)))
+                received[at] = max(received[at], min(made.bytes_received for made in plans))
+                steps[at] = max(steps[at], min(made.communicating_steps for made in plans))
+                seconds[at] = max(seconds[at], min(map(self.planned_s, plans)))
                 found = received, steps, seconds
         return found
 
