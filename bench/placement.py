@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 
 import shardwright
-from shardwright.cost.choosing.limited_placement import place_layouts
+from shardwright.cost.choosing.layout_problem import PlacementOptions
+from shardwright.cost.choosing.placement import Solver
+from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 
@@ -27,7 +29,7 @@ def main() -> None:
     for path in sorted(EXAMPLES.glob("*.shard")):
         program = Cleanup().run(Decompose().run(shardwright.load(str(path))))
         began = time.perf_counter()
-        placed = place_layouts(program)
+        placed = Solver(ProgramProblems(program).of(PlacementOptions())).solve()
         seconds = time.perf_counter() - began
         gap = math.ceil(placed.solution.cost - placed.solution.bound - 0.5)
         row = (

@@ -69,14 +69,6 @@ class PlacementProof:
         return f"{said}, not proved least: at most {self.bytes_received - self.bound_bytes:,} above it"
 
 
-def place_layouts(
-    program: Program, options: PlacementOptions | None = None, effort: Effort | None = None
-) -> LayoutSolution:
-    """The layouts of a whole program with the fewest bytes received, movements counted each by itself. Raises a
-    `DiagnosticError` where demands cannot be met, and an `OutOfWorkError` where nothing is found with the effort."""
-    return Solver(ProgramProblems(program).of(options or PlacementOptions()), effort).solve()
-
-
 class LimitedPlacement:
     """Chooses layouts by bytes for one program, again and again under other options, within one limit for all."""
 

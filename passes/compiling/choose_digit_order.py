@@ -35,7 +35,7 @@ from shardwright.passes.base import Pass
 Score = tuple[Fraction | int, ...]
 
 _MOST_DIGITS = 4
-"""Of a dimension: under each order of more, movements are too many to be planned."""
+"""The most digits of a dimension under whose orders movements are planned; the orders of more are too many."""
 
 
 class DigitConflictError(DiagnosticError):

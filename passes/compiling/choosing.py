@@ -30,8 +30,8 @@ from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.passes.compiling.choose_memories import memories_chosen
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
-from shardwright.passes.compiling.edge_orders import Orders, PricedChoice, moves_at_edges, with_edges
 from shardwright.passes.compiling.found import ENOUGH, SearchResult
+from shardwright.passes.compiling.order_branching import Orders, PricedChoice, best_over_orders, moves_at_edges
 from shardwright.passes.compiling.place import place
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import run_passes
@@ -117,7 +117,7 @@ def choose(
     uneven = first.placement.moves_unevenly(program.mesh)
     if edges == "digits" or not (uneven or moves_at_edges(first.placed)):
         return bounded(first)
-    best = with_edges(
+    best = best_over_orders(
         priced(first),
         lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
         ENOUGH,

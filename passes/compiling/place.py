@@ -33,8 +33,8 @@ from shardwright.ir.verification.verifier import Level, has_holes, verify
 from shardwright.ir.walk import values_in
 from shardwright.passes.base import Pass, Proof
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder, DigitConflictError, require_room
-from shardwright.passes.compiling.edge_orders import Orders, PricedChoice, moves_at_edges, with_edges
 from shardwright.passes.compiling.found import explicit_of
+from shardwright.passes.compiling.order_branching import Orders, PricedChoice, best_over_orders, moves_at_edges
 
 OBJECTIVES = ("time", "bytes")
 
@@ -65,7 +65,7 @@ class Place(Pass):
     `cost.choosing.placement`); where that is beyond the limit of work one axis after the other chooses, and a bound is
     found (`cost.choosing.limited_placement`). With `solver=ortools` HiGHS alone has the same problem, for a minute at
     most. With `proof=false` the first layouts by time have to do, those that a few axes at a time find. What
-    `edge-blocks` will move counts (`passes.compiling.edge_orders`), but with `edges=digits`. A change of
+    `edge-blocks` will move counts (`passes.compiling.order_branching`), but with `edges=digits`. A change of
     layout is left as a statement that gives a value a second name with another type; `insert-moves` writes the
     collectives for it. A layout that several uses need is named once, before the first of them; inside a loop only
     where the value differs from trip to trip. In an explicit program nothing is left to choose, and it stays as it is.
@@ -145,7 +145,7 @@ class Place(Pass):
             if uneven:
                 first = replace(first, proof=replace(first.proof, bytes_received=int(priced(first).total)))
             return bounded(first)
-        best = with_edges(
+        best = best_over_orders(
             priced(first),
             lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
             late=lambda: choose.limit.exhausted or time.monotonic() > end,

@@ -96,7 +96,7 @@ def test_blocks_that_somebody_moves_by_hand_lie_as_is_meant(moving: Callable[[An
 
 
 def test_what_lowers_a_function_is_no_line_of_it() -> None:
-    """Of a library's function nothing but the library and the callers of `explain` is in the text."""
+    """Nothing but the library and the callers of `explain` is in the text of a library's function."""
     mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
     x = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=jax.NamedSharding(mesh, jax.P(None, "data")))
     w = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=jax.NamedSharding(mesh, jax.P("data")))

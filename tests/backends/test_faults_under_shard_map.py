@@ -49,7 +49,7 @@ MAPPED: list[tuple[Callable[[Any], Any], Any, Any, Any]] = [
     (lambda x: jax.lax.all_gather(x, "a", tiled=True), BOTH, BOTH, None),
     (lambda x: jax.lax.psum_scatter(x, "a", scatter_dimension=1, tiled=True), BOTH, BOTH, BOTH),
 ]
-"""What each device does, `in_specs` and `out_specs`, and where another array lies that is read beside the result."""
+"""Functions of each device, their `in_specs` and `out_specs`, and where an array lies that is read with the result."""
 
 
 @pytest.mark.parametrize(("function", "before", "after", "other"), MAPPED)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from program_text import place_layouts
 
 from shardwright.backends.validation.validate import validate
 from shardwright.cost.choosing import axis_descent
 from shardwright.cost.choosing.layout_problem import Group, PlacementOptions
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.layouts import Moves
-from shardwright.cost.choosing.limited_placement import LimitedPlacement, place_layouts
+from shardwright.cost.choosing.limited_placement import LimitedPlacement
 from shardwright.cost.choosing.placement import Solver
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaboration.elaborate import elaborate

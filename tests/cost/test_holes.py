@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from program_text import program
+from program_text import place_layouts, program
 
-from shardwright.cost.choosing.limited_placement import place_layouts
 from shardwright.ir.diagnostics import DiagnosticError
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from oracles.compiled_programs import in_simulator
 from oracles.random_programs.texts import surface_program
-from program_text import program
+from program_text import place_layouts, program
 
 from shardwright.backends.validation.validate import TOLERANCE, compare
 from shardwright.cli.front import main
@@ -21,7 +21,7 @@ from shardwright.cost.choosing import limited_placement
 from shardwright.cost.choosing.layout_codes import StateNumbering
 from shardwright.cost.choosing.layout_problem import PlacementOptions
 from shardwright.cost.choosing.layouts import moving_costs
-from shardwright.cost.choosing.limited_placement import LimitedPlacement, PlacementProof, place_layouts
+from shardwright.cost.choosing.limited_placement import LimitedPlacement, PlacementProof
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.choosing.program_problems import on_axes
 from shardwright.cost.choosing.work_limit import WorkLimit

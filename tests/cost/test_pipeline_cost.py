@@ -74,7 +74,7 @@ def test_micro_batches_divide_the_batch(shardwright: Callable, tmp_path: Path) -
 
 
 def test_layouts_are_chosen_for_a_micro_batch(shardwright: Callable, tmp_path: Path) -> None:
-    """As `compile` chooses them: 12 rows would be split over all four chips of a stage, which do not divide 6."""
+    """12 rows would be split over all four chips of a stage, which do not divide 6: `compile` chooses others, too."""
     file = tmp_path / "layers.shard"
     file.write_text("""\
 mesh p=2 x=2 y=2

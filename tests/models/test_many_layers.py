@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass
 
 from models.checkpoints import config_of
-from program_text import by_bytes, program
+from program_text import by_bytes, place_layouts, program
 
 from shardwright.backends.jax.emit import emit
-from shardwright.cost.choosing.limited_placement import place_layouts
 from shardwright.cost.movements.traffic import bytes_received
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType

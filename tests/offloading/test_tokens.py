@@ -204,7 +204,7 @@ def test_sparse_attention_that_looks_at_all_is_attention(name: str, checkpoint: 
 
 @pytest.mark.parametrize(("share", "looked"), [(0.15, 15), (0.151, 16), (0.29, 29), (1e-9, 1)])
 def test_sparse_attention_rounds_the_share_up_as_it_is_written(share: float, looked: int) -> None:
-    """Of 100 positions before a query's own, which it sees too; values say which position they are."""
+    """There are 100 positions before a query's own, which it sees too; values say which position they are."""
     attend = ops.Attend("T", "D", causal="L")
     q, k, v, pos = torch.ones(1, 1), torch.ones(101, 1), torch.eye(101), torch.tensor(100)
     args = [NamedTensor(x, n, DType.F32) for x, n in ((q, ("L", "D")), (k, ("T", "D")), (v, ("T", "E")))]

@@ -390,20 +390,23 @@ def test_stages_that_cannot_be(old: str, new: str, mesh: dict[str, int], batches
     assert refused.value.diagnostics[0].message == reason
 
 
+ROWS = """
+    mesh {mesh}
+    dim B={batch} N=4 E=8 F=16
+    weights {{ w: f32 NEF
+              v: f32 NFE }}
+    func f(x: f32 {rows}E) -> f32 {rows}E {{
+      y: f32 {rows}E = loop[N](h: f32 {rows}E = x) {{
+        g: f32 {rows}F = h @[E] w
+        r: f32 {rows}E = g @[F] v
+        next r
+      }}
+      return y
+    }}"""
+
+
 def test_micro_batches_of_which_chips_hold_unequal_parts_are_refused() -> None:
-    text = """
-        mesh x=2 y=2
-        dim B=12 order x y N=4 E=8 F=16
-        weights { w: f32 NEF
-                  v: f32 NFE }
-        func f(x: f32 B_yE) -> f32 B_yE {
-          y: f32 B_yE = loop[N](h: f32 B_yE = x) {
-            g: f32 B_yF = h @[E] w
-            r: f32 B_yE = g @[F] v
-            next r
-          }
-          return y
-        }"""
+    text = ROWS.format(mesh="x=2 y=2", batch="12 order x y", rows="B_y")
     reason = "chips hold the rows of x: f32 B_yE by the digits 2 y 3, not as many of each micro-batch"
     with pytest.raises(DiagnosticError, match=reason):
         run_passes(program(text), [PipelineLayers(micro_batches=2)])
@@ -411,19 +414,7 @@ def test_micro_batches_of_which_chips_hold_unequal_parts_are_refused() -> None:
 
 
 def test_an_order_of_digits_that_a_micro_batch_has_no_room_for_is_left_out() -> None:
-    text = """
-        mesh y=8
-        dim B=8 order y N=4 E=8 F=16
-        weights { w: f32 NEF
-                  v: f32 NFE }
-        func f(x: f32 BE) -> f32 BE {
-          y: f32 BE = loop[N](h: f32 BE = x) {
-            g: f32 BF = h @[E] w
-            r: f32 BE = g @[F] v
-            next r
-          }
-          return y
-        }"""
+    text = ROWS.format(mesh="y=8", batch="8 order y", rows="B")
     made = run_passes(program(text), [PipelineLayers(micro_batches=4)])
     assert [dim.order for dim in made.dims if dim.name.startswith("B")] == [("y",), None]
     assert printed(program(printed(made))) == printed(made)

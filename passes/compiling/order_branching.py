@@ -69,7 +69,7 @@ def moved_dims(program: Program) -> list[str]:
     return list(dict.fromkeys(dim for op in operations if isinstance(op, Permute) and op.blocks for dim in op.dims))
 
 
-def with_edges(
+def best_over_orders(
     first: PricedChoice[C],
     choose: Callable[[Orders, bool, float], PricedChoice[C]],
     enough: float = 0.0,

@@ -15,8 +15,8 @@ from shardwright.cost.movements.traffic import bytes_received
 from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.passes.compiling.choosing import search
-from shardwright.passes.compiling.edge_orders import moved_dims
 from shardwright.passes.compiling.found import ENOUGH
+from shardwright.passes.compiling.order_branching import moved_dims
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import PassRecord, explicit, proof_of
 
