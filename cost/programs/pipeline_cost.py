@@ -36,7 +36,8 @@ def pipeline_cost(
     stages.layers(program)  # refuses those that do not divide
     cost = cost_of(program, func, chip, constants)
     rounds = (max(M, P) if func.name == "decode" else M + P - 1) / P
-    between = times_of(_between(program, func, stages, chip), constants or chip.constants).total
+    carried = _carried_bytes(program, func, stages)
+    between = times_of(_between(carried, program, stages, chip), constants or chip.constants).total
     memory = _memory(program, cost.memory, stages, M)
     return replace(
         cost,
@@ -47,6 +48,7 @@ def pipeline_cost(
         stages=P,
         micro_batches=M,
         between_stages_s=(P - 1) * between * rounds,
+        between_stages_bytes=carried * M,
     )
 
 
@@ -84,11 +86,15 @@ def with_all_layers(program: Program, stages: Stages) -> Program:
     return resized(program, {stages.dim: program.dim(stages.dim).size * stages.count})
 
 
-def _between(program: Program, func: Func, stages: Stages, chip: Chip) -> KernelDemand:
-    """The values that a stage's loop carries, from its chips to those of the next."""
-    topology = topology_of(chip, {**stages.axes, **program.mesh})
+def _carried_bytes(program: Program, func: Func, stages: Stages) -> int:
+    """The bytes that a chip of a stage hands on to one of the next: the values that the loop over layers carries."""
     loops = [s for s, _ in func.walk() if isinstance(s, Loop) and s.dim == stages.dim]
-    nbytes = sum(carry.value.concrete.local_bytes(program.mesh) for loop in loops for carry in loop.carries)
+    return sum(carry.value.concrete.local_bytes(program.mesh) for loop in loops for carry in loop.carries)
+
+
+def _between(nbytes: int, program: Program, stages: Stages, chip: Chip) -> KernelDemand:
+    """The way of so many bytes from each chip of a stage to one of the next."""
+    topology = topology_of(chip, {**stages.axes, **program.mesh})
     latency, transfer = latency_and_transfer(CollectiveKind.PERMUTE, list(stages.axes), nbytes, topology)
     return KernelDemand(transfer_s=transfer, latency_s=latency, kernels=0)
 

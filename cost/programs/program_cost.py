@@ -51,6 +51,7 @@ class Cost:
     micro_batches: int = 1
     rounds: float = 1.0
     between_stages_s: float = 0.0
+    between_stages_bytes: int = 0
 
     @property
     def calibrated(self) -> bool:
@@ -73,7 +74,8 @@ class Cost:
 
     @property
     def exposed_communication_s(self) -> float:
-        return self.rounds * sum(kernel.total_s for kernel in self.kernels if kernel.work.collective is not None)
+        exposed = sum(kernel.total_s for kernel in self.kernels if kernel.work.collective is not None)
+        return exposed * self.rounds + self.between_stages_s
 
     @property
     def compute_s(self) -> float:
@@ -85,7 +87,8 @@ class Cost:
 
     @property
     def communication_s(self) -> float:
-        return self.rounds * sum(kernel.times.communication * kernel.work.trips for kernel in self.kernels)
+        links = sum(kernel.times.communication * kernel.work.trips for kernel in self.kernels)
+        return links * self.rounds + self.between_stages_s
 
     @property
     def copy_s(self) -> float:
@@ -98,7 +101,7 @@ class Cost:
     @property
     def bytes_received_per_chip(self) -> int:
         received = sum(k.work.collective.received * k.work.trips for k in self.kernels if k.work.collective is not None)
-        return received * self.micro_batches // self.stages
+        return received * self.micro_batches // self.stages + self.between_stages_bytes
 
     @property
     def mfu(self) -> float:

@@ -52,6 +52,8 @@ def test_one_micro_batch_takes_as_long_as_on_one_stage(cost: Callable) -> None:
     crossing = 2 * 64 * 512 / 4.5e10 / LINKS + LATENCY * 1e-6
     assert piped["time_s"] == pytest.approx(whole["time_s"] + crossing)
     assert (piped["n_chips"], piped["stages"], whole["n_chips"]) == (4, 2, 2)
+    assert piped["exposed_communication_s"] == pytest.approx(whole["exposed_communication_s"] + crossing)
+    assert piped["bytes_received_per_chip"] == whole["bytes_received_per_chip"] // 2 + 2 * 64 * 512
     assert piped["flops_per_chip"] == whole["flops_per_chip"] / 2
     assert piped["weight_bytes_per_chip"] == (whole["weight_bytes_per_chip"] - 1024) / 2 + 1024
 
@@ -62,7 +64,9 @@ def test_micro_batches_fill_and_drain_the_pipeline(cost: Callable) -> None:
     crossing = 2 * 16 * 512 / 4.5e10 / LINKS + LATENCY * 1e-6
     assert cost("--micro-batches", "4")["time_s"] == pytest.approx(5 / 2 * (part + crossing))
     assert cost("--micro-batches", "4", name="decode")["time_s"] == pytest.approx(4 / 2 * (part + crossing))
-    assert cost("--micro-batches", "4")["tokens"] == 64
+    priced, whole = cost("--micro-batches", "4"), cost(stages=1)
+    assert priced["tokens"] == 64
+    assert priced["bytes_received_per_chip"] == whole["bytes_received_per_chip"] // 2 + 2 * 64 * 512
 
 
 def test_micro_batches_divide_the_batch(shardwright: Callable, tmp_path: Path) -> None:
