@@ -125,12 +125,12 @@ def _finish_first(
     numbers = np.arange(len(whole))
     rest = _Pairs(pairs.shape, np.concatenate([whole, pairs.codes[after]]), numbers, numbers + len(whole))
     axes = np.where(partial, np.left_shift(1, np.arange(digits.shape[1], dtype=np.int64)), 0).sum(axis=1)
-    volume = (work.volume * work.chips[work.sliced] * work.softmax[0])[at]
+    shard, factor = (work.volume * work.chips[work.sliced])[at], work.softmax[0][at]
     following = _moving(coding, rest, links)
-    found[0][at] = np.ceil(2 * volume * (1 - 1 / work.chips[axes]) - 1e-6) + following[0]
+    found[0][at] = np.ceil(factor * work.whole(2 * shard * (1 - 1 / work.chips[axes])) - 1e-6) + following[0]
     found[1][at] = (work.chips[axes] > 1) + following[1]
     if links is not None:
-        found[2][at] = 2 * _taken(links.gather, axes, volume) + following[2]
+        found[2][at] = 2 * _taken(links.gather, axes, shard * factor) + following[2]
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,8 @@ class _Work:
     """The work that the axes need for each pair of layouts, as in `cost.resharding.planner`; `chips` is indexed by sets
     of axes."""
 
+    element: float
+    """Bytes."""
     chips: NDArray[np.float64]
     volume: NDArray[np.float64]
     """Bytes of the shard after slicing."""
@@ -267,8 +269,8 @@ class _Work:
             last = np.broadcast_to(np.where(pair, len(dims) - 1, -1)[source], volume.shape)
             softmax = ahead, np.where(pair[target], ahead, 1.0), last
         return _Work(
-            chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced, impossible > 0,
-            optional.astype(np.uint16), splitting, left, cramped, padded, made, softmax,
+            bits / 8, chips, volume, scattered, moved, gathered, reduced, remade, kept, replicated, added, sliced,
+            impossible > 0, optional.astype(np.uint16), splitting, left, cramped, padded, made, softmax,
         )  # fmt: skip
 
     def fitting(self, chosen: int) -> NDArray[np.bool_]:
@@ -307,11 +309,15 @@ class _Work:
         volume = self.volume[pairs] / chips[(replicated | self.added[pairs]) & chosen]
         scattered = volume / reducing
         before, after = self.beside(pairs)
-        received = before * (volume * (1 - 1 / reducing) + 2 * scattered * (1 - 1 / full))
+        received = before * (self.whole(volume * (1 - 1 / reducing)) + self.whole(2 * scattered * (1 - 1 / full)))
         held = np.where(self.cramped[pairs], 0.0, 1 / moving)
-        received += after * scattered * (gathering - held)
+        received += after * self.whole(scattered * (gathering - held))
         steps = (reducing > 1).astype(np.float64) + (full > 1) + (moving > 1) + (gathering > 1)
         return received, steps
+
+    def whole(self, nbytes: Floats) -> Floats:
+        """The bytes of so many elements, rounded up: of an element nothing is sent in parts."""
+        return np.ceil(nbytes / self.element - 1e-6) * self.element
 
     def apart(self, chosen: int, pairs: Chosen) -> NDArray[np.float64]:
         """Tells whether there is a full reduction, which a gather could do a part of."""

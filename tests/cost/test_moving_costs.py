@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from program_text import program
+from program_text import place_layouts, program
 
 from shardwright.cost.choosing import layouts
 from shardwright.cost.choosing.layout_codes import StateNumbering
@@ -66,3 +66,11 @@ def test_costs_of_many_layouts_are_worked_out_for_some_rows_at_a_time(monkeypatc
         found.append(moving_costs(coding, codes, shape, LinkTimes(times, times, (1.0, 2.0))))
     for part in found[1:]:
         assert all(map(np.array_equal, found[0], part))
+
+
+@pytest.mark.parametrize(("mesh", "size", "received"), [("y=3", 1, 8), ("y=5", 2, 16), ("y=3", 7, 40), ("y=4", 1, 8)])
+def test_bytes_of_sums_are_of_whole_elements(mesh: str, size: int, received: int) -> None:
+    """Two thirds of an element, twice, are two elements."""
+    text = f"mesh {mesh}\ndim B={size}\nfunc g(h: f32 B(partialsum-y)) -> f32 B {{\n return h\n}}"
+    placed = place_layouts(program(text))
+    assert (placed.bytes_received, placed.bound_bytes) == (received, received)
