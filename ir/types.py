@@ -11,6 +11,9 @@ from enum import StrEnum
 Axes = tuple[str, ...]
 """A set of mesh axes: sorted, without repetition (their order is no part of a type; see docs/concepts/digits.md)."""
 
+DimSplits = tuple[tuple[str, Axes], ...]
+"""Names of dimensions, each with the axes that split it."""
+
 
 def axis_set(axes: Iterable[str]) -> Axes:
     """The canonical form of a set of axes."""

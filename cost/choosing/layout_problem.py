@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardwright.cost.choosing.layout_codes import Codes, StateNumbering
 from shardwright.ir.digits import Order
 from shardwright.ir.program import Let, Loop, Program
-from shardwright.ir.types import Shape, ValueType
+from shardwright.ir.types import DimSplits, Shape, ValueType
 from shardwright.ir.walk import Position
 
 if TYPE_CHECKING:
@@ -149,8 +149,9 @@ class PlacementOptions:
 
     excluded: frozenset[tuple[str | None, str, str]] = frozenset()
     """(function, value, layout) that may not be chosen, for asking what the next best would cost."""
-    whole_reshapes: frozenset[tuple[str, str]] = frozenset()
-    """(function, result) of renames, splits and merges whose own dimensions stay whole, where digits conflict."""
+    barred_reshapes: frozenset[tuple[str, str, DimSplits | None]] = frozenset()
+    """(function, result, splits) of renames, splits and merges that may not split their own dimensions so, before and
+    after them, or, where it is None, leave these whole, where digits conflict."""
     calls: Mapping[str, float] = field(default_factory=dict[str, float])
     """How often functions are called; once where they are not named."""
     orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
@@ -167,7 +168,7 @@ class PlacementOptions:
     @property
     def of_problem(self) -> object:
         """The options that decide what may be chosen, and how often it counts: all but what orders cost."""
-        return self.excluded, self.whole_reshapes, frozenset(self.calls.items()), self.is_limited
+        return self.excluded, self.barred_reshapes, frozenset(self.calls.items()), self.is_limited
 
 
 @dataclass(frozen=True)

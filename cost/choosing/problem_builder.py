@@ -7,9 +7,10 @@ functions. A loop's slice of a captured value is a value of its own that lies as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +37,7 @@ from shardwright.ir.operation import Arg, AxisRow, Number, Operation
 from shardwright.ir.ops import Attend, Max, Merge, Rename, Split
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
-from shardwright.ir.types import ON_DEVICE, AnyPartial, OpenType, TensorType, ValueType
+from shardwright.ir.types import ON_DEVICE, AnyPartial, DimSplits, OpenType, TensorType, ValueType
 from shardwright.ir.walk import states_set
 
 if TYPE_CHECKING:
@@ -361,11 +362,12 @@ class ProblemBuilder:
         """The strategies of an operation as codes, one array for each operand that is a value and for each result."""
         if isinstance(statement.operation, Attend) or not self.pairs.isdisjoint(nodes):
             self.pairs.update(nodes[-len(statement.results) :])
-        whole = any((self.func.name, value.name) in self.options.whole_reshapes for value in statement.results)
-        key = at, whole, self.within.key_of(variables)
+        names = {value.name for value in statement.results}
+        barred = {kind for func, name, kind in self.options.barred_reshapes if func == self.func.name and name in names}
+        key = at, frozenset(barred), self.within.key_of(variables)
         codes = self.problem.problems.codes.get(key)
         if codes is None:
-            codes = self.strategies(statement, args, nodes, variables, whole=whole)
+            codes = self.strategies(statement, args, nodes, variables, barred)
             if self.problem.problems.room(sum(map(len, codes))):
                 self.problem.problems.codes[key] = codes
         for node, code in zip(nodes, codes, strict=True):
@@ -375,9 +377,14 @@ class ProblemBuilder:
         return StrategyTable(nodes, variables, codes, statement, operands, at)
 
     def strategies(
-        self, statement: Let, args: list[Arg], nodes: list[ValueNode], variables: list[int], *, whole: bool
+        self,
+        statement: Let,
+        args: list[Arg],
+        nodes: list[ValueNode],
+        variables: list[int],
+        barred: Collection[DimSplits | None],
     ) -> list[Codes]:
-        """The codes of an operation's table; what a rename, split or merge is about may have to stay `whole`."""
+        """The codes of an operation's table, but for `barred_reshapes`."""
         shapes = [value.shape for value in statement.results]
         width = len(args) + len(shapes)
         tables = [
@@ -393,11 +400,15 @@ class ProblemBuilder:
             keep &= (np.stack([self.coding.digits(code) for code in codes]) != SOFTMAX).all(axis=(0, 2))
         for node, code in zip(nodes, codes, strict=True):
             keep &= self.coding.valid(code, node.shape, self.allowed, self.program.sizes(self.func))
-        if whole:
-            for node, code in zip(nodes, codes, strict=True):
-                for name in reshaped_dims(statement.operation):
-                    if name in node.shape:
-                        keep &= (self.coding.digits(code) != self.coding.number_of_dim(name)).all(axis=1)
+        along = [(node.shape, self.coding.digits(code)) for node, code in zip(nodes, codes, strict=True)]
+        for splits in barred:
+            wanted = dict(splits or dict.fromkeys(reshaped_dims(statement.operation), ()))
+            same = np.ones(len(keep), np.bool_)
+            for (shape, digits), (name, split) in product(along, wanted.items()):
+                if name in shape:
+                    axes = np.array([axis in split for axis in self.program.mesh])
+                    same &= ((digits == self.coding.number_of_dim(name)) == axes).all(axis=1)
+            keep &= same if splits is None else ~same
         return [code[keep] for code in codes]
 
     def kept_rows(

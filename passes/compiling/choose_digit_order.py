@@ -28,7 +28,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Alias, Concat, Merge, Rename, Split, Take, Topk
 from shardwright.ir.program import DimInfo, Func, Let, Program
 from shardwright.ir.strategies import digits_fit
-from shardwright.ir.types import ON_DEVICE, OpenType, TensorType, ValueType
+from shardwright.ir.types import ON_DEVICE, DimSplits, OpenType, TensorType, ValueType
 from shardwright.ir.walk import sites
 from shardwright.passes.base import Pass
 
@@ -41,8 +41,8 @@ _MOST_DIGITS = 4
 class DigitConflictError(DiagnosticError):
     """No orders of digits let all renames, splits and merges keep every index on its chip."""
 
-    statements: tuple[tuple[str, str], ...] = ()
-    """The function and the result of each statement that takes part."""
+    statements: tuple[tuple[str, str, DimSplits], ...] = ()
+    """The function, the result and the axes that split the tied dimensions of each statement that takes part."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,13 @@ class _Constraint:
     statement: Let
     operand: TensorType
     dims: tuple[str, ...]
+
+    @property
+    def splits(self) -> DimSplits:
+        """The axes that split each of these dimensions."""
+        result = self.statement.result.type
+        assert isinstance(result, TensorType)
+        return tuple((name, self.operand.split(name) or result.split(name)) for name in self.dims)
 
 
 @dataclass(frozen=True)
@@ -428,7 +435,7 @@ def _conflict(constraints: list[_Constraint]) -> DigitConflictError:
         f"leave one of {', '.join(first.dims)} whole, or gather before it",
     )
     conflict = DigitConflictError(told.diagnostics)
-    conflict.statements = tuple((c.func.name, c.statement.result.name) for c in constraints)
+    conflict.statements = tuple((c.func.name, c.statement.result.name, c.splits) for c in constraints)
     return conflict
 
 

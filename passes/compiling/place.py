@@ -28,7 +28,7 @@ from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Alias
 from shardwright.ir.program import DimInfo, Func, Let, Loop, Marking, Program, SetState, Statement, Value
 from shardwright.ir.rewriter import Rewriter
-from shardwright.ir.types import OpenType, TensorType
+from shardwright.ir.types import DimSplits, OpenType, TensorType
 from shardwright.ir.verification.verifier import Level, has_holes, verify
 from shardwright.ir.walk import values_in
 from shardwright.passes.base import Pass, Proof
@@ -235,30 +235,33 @@ def place(
     """The program with its layouts filled in by `choose`, and how they were found.
 
     Where renames, splits and merges could not all keep indices on their chips under one order of digits, each of
-    them in turn is made to leave its dimensions whole, and the cheapest of these programs is taken: first among those
-    with room for all digits, then, where few tries find none, among all.
+    them in turn is barred from the splits it has, or has to leave its dimensions whole, and the cheapest of these
+    programs is taken: first among those with room for all digits, then, where few tries find none, among all.
     """
     first = choose(options)
-    outcomes: dict[Whole, Outcome] = {}
+    outcomes: dict[Barred, Outcome] = {}
 
-    def outcome(whole: Whole) -> Outcome:
-        if whole not in outcomes:
+    def outcome(barred: Barred) -> Outcome:
+        if barred not in outcomes:
             try:
-                outcomes[whole] = choose(replace(options, whole_reshapes=whole))
+                outcomes[barred] = choose(replace(options, barred_reshapes=barred))
             except (OutOfWorkError, DiagnosticError) as error:
-                outcomes[whole] = error.with_traceback(None)
-        return outcomes[whole]
+                outcomes[barred] = error.with_traceback(None)
+        return outcomes[barred]
 
-    for orders, tries in ((require_room, ROOMY_TRIES), (ChooseDigitOrder(tied=True).run, None)):
-        found = _without_conflict(program, options.whole_reshapes, outcome, first, orders, tries)
+    room, ties = require_room, ChooseDigitOrder(tied=True).run
+    for orders, tries, whole in ((room, ROOMY_TRIES, False), (room, ROOMY_TRIES, True), (ties, None, True)):
+        if options.orders and not whole:
+            continue  # under given orders there are many choices to make, each with less time
+        found = _without_conflict(program, options.barred_reshapes, outcome, first, orders, tries, whole=whole)
         if not isinstance(found, DiagnosticError):
             written, placement = found
             return written, placement if placement is first else replace(placement, relaxed=first)
     raise found
 
 
-Whole = frozenset[tuple[str, str]]
-"""(function, value) of splits and merges that leave their dimensions whole."""
+Barred = frozenset[tuple[str, str, DimSplits | None]]
+"""(function, value, splits) as in `PlacementOptions.barred_reshapes`."""
 
 Outcome = LayoutSolution | OutOfWorkError | DiagnosticError
 """The layouts beside these, or why there are none."""
@@ -266,35 +269,38 @@ Outcome = LayoutSolution | OutOfWorkError | DiagnosticError
 
 def _without_conflict(
     program: Program,
-    whole: Whole,
-    outcome: Callable[[Whole], Outcome],
+    barred: Barred,
+    outcome: Callable[[Barred], Outcome],
     first: LayoutSolution,
     orders: Callable[[Program], object],
     tries: int | None,
+    *,
+    whole: bool,
 ) -> tuple[Program, LayoutSolution] | DiagnosticError:
-    """The cheapest program for which `orders` raises no conflict, or the conflict; after `tries` of them, if given."""
-    open_ones = [(first.solution.cost, 0, whole, first)]
-    seen = {whole}
+    """The cheapest program for which `orders` raises no conflict, or the conflict; after `tries` of them, if given.
+    Statements that conflict leave their dimensions `whole`, or are barred from the splits they have."""
+    open_ones = [(first.solution.cost, 0, barred, first)]
+    seen = {barred}
     conflict: DigitConflictError | None = None
     late: OutOfWorkError | None = None
-    # Leaving one more dimension whole never costs less: the first without a conflict is the cheapest.
+    # Barring more never costs less: the first without a conflict is the cheapest.
     while open_ones and (tries is None or len(seen) <= tries):
-        _, _, whole, placement = heapq.heappop(open_ones)
+        _, _, barred, placement = heapq.heappop(open_ones)
         written = _written(program, placement)
         try:
             orders(written)
         except DigitConflictError as found:
             conflict = conflict or found
-            for func, result in dict.fromkeys(found.statements):
+            for func, result, splits in dict.fromkeys(found.statements):
                 origin = _origin(program, written, func, result)
-                if origin is None or (tried := whole | {(func, origin)}) in seen:
+                if origin is None or (tried := barred | {(func, origin, None if whole else splits)}) in seen:
                     continue
                 seen.add(tried)
                 following = outcome(tried)
                 if isinstance(following, OutOfWorkError):
                     late = following
                 elif not isinstance(following, DiagnosticError):
-                    heapq.heappush(open_ones, (following.solution.cost, len(seen), tried, following))
+                    heapq.heappush(open_ones, (following.solution.cost, -len(seen), tried, following))
             continue
         return written, placement
     if late is not None:

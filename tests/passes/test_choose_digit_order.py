@@ -136,7 +136,7 @@ def test_a_conflict_is_of_those_statements_alone_that_cannot_agree() -> None:
         }"""
     with pytest.raises(DigitConflictError, match="no order of digits lets split keep every index on its chip") as found:
         ChooseDigitOrder(tied=True).run(program(text))
-    assert found.value.statements == (("f", "d"),)
+    assert found.value.statements == (("f", "d", (("A", ("x", "y")), ("H", ("y",)), ("D", ("x",)))),)
 
 
 def test_placement_gathers_where_digits_cannot_agree() -> None:

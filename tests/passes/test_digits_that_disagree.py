@@ -22,7 +22,7 @@ from shardwright.passes.pipelines import explicit
 
 @pytest.mark.parametrize("objective", ["time", "bytes"])
 def test_programs_of_many_reshapes_mean_what_they_meant(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    conflicts: list[tuple[tuple[str, str], ...]] = []
+    conflicts: list[tuple[object, ...]] = []
 
     def watched(written: Program) -> None:
         try:
@@ -39,11 +39,18 @@ def test_programs_of_many_reshapes_mean_what_they_meant(objective: str, monkeypa
     assert len(conflicts) > 12
 
 
-@pytest.mark.parametrize("seed", [6, 25])
-def test_the_bound_is_of_all_programs_whose_digits_agree(seed: int) -> None:
-    """Less memory leads to other layouts of these programs, faster than what is found where there is more."""
-    surface, chip = program(reshaped_program(seed)), load_chip("h100")
+def test_the_bound_is_of_all_programs_whose_digits_agree() -> None:
+    """Less memory leads to other layouts of this program, faster than what is found where there is more."""
+    surface, chip = program(reshaped_program(74)), load_chip("h100")
     first = search(surface, Objective.on(chip), 10.0)
-    second = search(surface, Objective.on(replace(chip, memory_bytes=0.75 * first.peak)), 10.0)
-    assert first.bound_s <= min(first.objective_s, second.objective_s)
+    second = search(surface, Objective.on(replace(chip, memory_bytes=0.9 * first.peak)), 10.0)
+    assert first.bound_s <= second.objective_s < first.objective_s
     assert (first.status == "optimal") == (first.bound_s >= first.objective_s * (1 - ENOUGH))
+
+
+@pytest.mark.parametrize(("seed", "written"), [(6, "f32 A_xyz = tanh("), (25, "p1: f32 BH_yD)")])
+def test_other_splits_are_tried_where_digits_conflict(seed: int, written: str) -> None:
+    """The first splits of these dimensions conflict; with whole ones the programs take 6 and 1.2 times as long."""
+    found = search(program(reshaped_program(seed)), Objective.on(load_chip("h100")), 10.0)
+    assert found.status == "optimal"
+    assert written in str(found.program)

@@ -78,7 +78,7 @@ class Outcome:
 
     def add(self, bound_ns: float, problem: LayoutProblem, *, solved: bool) -> None:
         """Another problem's bound, and whether it came to an end."""
-        (self.narrow_ns if problem.options.whole_reshapes else self.bounds_ns).append(bound_ns)
+        (self.narrow_ns if problem.options.barred_reshapes else self.bounds_ns).append(bound_ns)
         self.solved &= solved
 
     @property
