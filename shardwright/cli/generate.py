@@ -216,7 +216,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
         if kept is not None
         else nullcontext() as journal,
     ):
-        arrange_devices(plan.mesh.n_chips)  # before anything asks JAX, which starts it
+        arrange_devices(plan.n_chips)  # before anything asks JAX, which starts it
         answered = frozenset(told_by_first([] if journal is None else sorted(journal.answered)))
         left = [text for text in texts if text not in answered]
         if answered and writes:
@@ -298,7 +298,7 @@ def _described(plan: GenerationPlan) -> dict[str, Any]:
     """The keys that `--json` says of how it was computed."""
     from shardwright.backends.jax.devices import arrange_devices
 
-    devices = arrange_devices(plan.mesh.n_chips)
+    devices = arrange_devices(plan.n_chips)
     return {
         "mesh": dict(plan.mesh),
         "devices": len(devices.devices),

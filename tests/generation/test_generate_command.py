@@ -237,16 +237,26 @@ def test_progress_is_for_terminals_and_long_work(
     assert "11 tokens, 2.0 per second" in shown
 
 
-def test_a_fresh_process_makes_the_devices_that_a_mesh_needs(spoken: Path) -> None:
+STAGES = ("--passes", "pipeline-layers{stages=2,micro-batches=1}")
+
+
+@pytest.mark.parametrize(
+    ("options", "devices"),
+    [(("--mesh", "x=2"), 2), (STAGES, 2), ((*STAGES, "--mesh", "x=2"), 4)],
+    ids=["a mesh", "stages", "stages of a mesh"],
+)
+def test_a_fresh_process_makes_the_devices_that_are_needed(
+    options: tuple[str, ...], devices: int, spoken: Path
+) -> None:
     """Nothing may start JAX before that, as asking how many processes there are does."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    command = [sys.executable, "-m", "shardwright", "generate", str(spoken), "--tokens", "5 6 7", "--mesh", "x=2"]
+    command = [sys.executable, "-m", "shardwright", "generate", str(spoken), "--tokens", "5 6 7", *options]
     done = subprocess.run(
         [*command, "--max-new-tokens", "3", "--json"], capture_output=True, text=True, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert (report["devices"], report["virtual"], report["new_tokens"]) == (2, True, 3)
+    assert (report["devices"], report["virtual"], report["new_tokens"]) == (devices, True, 3)
 
 
 def test_calls_of_prefill_where_prompts_are_scored(generate: Callable) -> None:

@@ -36,7 +36,7 @@ def load_engine(
     from shardwright.serving.generation.memory import chip_memory, compile_within
 
     with located(Source(str(checkpoint), "")):
-        devices = arrange_devices(plan.mesh.n_chips)
+        devices = arrange_devices(plan.n_chips)
         target = target_of(devices.devices)
         plan = replace(plan, passes=(*plan.passes, *passes_of(target)))
         at_hand = cast(Any, importlib.import_module("jax")).device_count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from shardwright.ir.program import Program
 from shardwright.ir.text.table import bytes_text
 from shardwright.ir.types import TensorType
 from shardwright.models.value_types import Pages
-from shardwright.passes.transformations.pipeline_layers import PipelineLayers
 from shardwright.serving.generation.plan import GenerationPlan, is_file, meshes
 from shardwright.serving.generation.programs import GenerationProgram, compile_for_generation, surface_program
 
@@ -114,13 +112,8 @@ def _least(program: Program, plan: GenerationPlan) -> MemoryNeed:
     pipeline have equal parts of them at best."""
     for applied in plan.before_layouts:
         program = applied.run(program)
-    need, stages = declared(program), _stages(plan)
-    return MemoryNeed(need.weights // stages, need.state // stages)
-
-
-def _stages(plan: GenerationPlan) -> int:
-    """The stages of a pipeline that its passes make, each of as many chips as the mesh has."""
-    return math.prod(given.stages for given in plan.passes if isinstance(given, PipelineLayers))
+    need = declared(program)
+    return MemoryNeed(need.weights // plan.stages, need.state // plan.stages)
 
 
 def _too_large(
@@ -227,7 +220,7 @@ def _layouts(plan: GenerationPlan, devices: int) -> list[tuple[str, GenerationPl
     others = [over for over in ("batch", "positions") if over != plan.attention and (over != "batch" or plan.batch > 1)]
     attention = nothing + [(f"--attention {over}", {"attention": over}) for over in others]
     mesh, layout = list(nothing), list(nothing)
-    for count in dict.fromkeys((plan.mesh.n_chips, devices // _stages(plan))):
+    for count in dict.fromkeys((plan.mesh.n_chips, devices // plan.stages)):
         mesh += [(f"--mesh {str(new).replace(' ', ',')}", {"mesh": new}) for new in meshes(count) if new != plan.mesh]
     if plan.decode_layout == "megatron":
         layout.append(("--decode-layout ws2d", {"decode_layout": "ws2d"}))

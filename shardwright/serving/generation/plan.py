@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from shardwright.models.value_types import CacheFormat, Pages
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, passes_for_weights
+from shardwright.passes.transformations.pipeline_layers import PipelineLayers
 
 WeightFormat = Literal["int8", "int4", "f8e4m3"]
 
@@ -59,6 +61,16 @@ class GenerationPlan:
         return self.prefill_layout or self.decode_layout
 
     @property
+    def stages(self) -> int:
+        """The stages of a pipeline that its passes make."""
+        return stages_of(self.passes)
+
+    @property
+    def n_chips(self) -> int:
+        """The chips of all stages, each of which has those of the mesh."""
+        return self.stages * self.mesh.n_chips
+
+    @property
     def before_layouts(self) -> tuple[Pass, ...]:
         """The passes done to the program before its layouts are chosen."""
         stored = () if self.weights is None else passes_for_weights(self.weights)
@@ -71,6 +83,11 @@ class GenerationPlan:
         # Prompts that are scored are read by `score` in place of `prefill`.
         calls = re.sub(r"\bprefill:", "score:", self.place.calls) if self.scores else self.place.calls
         return (*self.before_layouts, *explicit_passes(replace(self.place, calls=calls)), *after)
+
+
+def stages_of(passes: Iterable[Pass]) -> int:
+    """The stages of a pipeline that passes make, 1 where they make none."""
+    return math.prod(given.stages for given in passes if isinstance(given, PipelineLayers))
 
 
 def is_file(layout: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
+from shardwright.backends.jax.devices import arrange_devices
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
@@ -22,7 +23,7 @@ from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import parse_pipeline
 from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 from shardwright.serving.generation.page_table import cache_sizes, pool_sizes
-from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file
+from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file, stages_of
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.generation.settings import GenerationSettings, check_word
 
@@ -91,7 +92,7 @@ def _made(
     model: Model, prompts: Sequence[Prompt], settings: GenerationSettings, options: PlanOptions
 ) -> GenerationPlan:
     given = _given(model, options)
-    mesh = options.mesh or given.mesh or default_mesh(cast(Any, importlib.import_module("jax")).device_count())
+    mesh = options.mesh or given.mesh or _mesh_at_hand(stages_of(options.passes))
     cache, pages = given.cache, given.pages
     if cache is not None and cache > model.longest:
         raise fault(
@@ -187,6 +188,13 @@ def check_room(prompt: Prompt, new: int, room: int, where: str, larger: str, uni
             f"{has} and {new} more are wanted, and {where} {room} positions",
             f"{fits} new token{'s fit' if fits > 1 else ' fits'}: give --max-new-tokens {fits}{more}",
         )
+
+
+def _mesh_at_hand(stages: int) -> Mesh:
+    """A mesh of all devices for one stage of a pipeline; of several each has its part of them."""
+    if stages > 1:
+        arrange_devices(stages)
+    return default_mesh(cast(Any, importlib.import_module("jax")).device_count() // stages)
 
 
 def _even(batch: int, mesh: Mesh, options: PlanOptions) -> int:
