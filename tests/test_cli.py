@@ -296,6 +296,26 @@ def test_the_reader_of_a_pipe_leaves() -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize(
+    ("arguments", "full"),
+    [
+        ([], "standard output or temporary files"),
+        (["-o", "/dev/full"], "/dev/full"),
+    ],
+)
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_full_disk(arguments: list[str], full: str, buffered: str, tmp_path: Path) -> None:
+    path = tmp_path / "g.shard"
+    path.write_text("dim A=8\nfunc g(a: A) -> A {\n  return a + a\n}\n")
+    command = [sys.executable, "-m", "shardwright", "opt", str(path), "--passes", "cleanup", *arguments]
+    with Path("/dev/full").open("wb") as stream:
+        environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
+        done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    where = f"{full}: error: no space left on device [file]\n"
+    assert (done.returncode, done.stderr) == (1, where)
+
+
 # ---------------------------------------------------------------- writing
 
 

@@ -6,6 +6,7 @@ where the reader of a pipe left, as a shell reports them.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -73,6 +74,8 @@ EXTRAS = {
 
 OK, FAULT, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
+_TAKES_NO_MORE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
 
 class Command(Protocol):
     """The interface of a command's module."""
@@ -103,6 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             _abandon(sys.stdout)
             return BROKEN_PIPE
+        except OSError as error:  # of files with names `_execute` has told
+            if error.errno not in _TAKES_NO_MORE:
+                raise
+            _abandon(sys.stdout)
+            why = os.strerror(error.errno).lower()
+            print(f"standard output or temporary files: error: {why} [file]", file=sys.stderr)
+            return FAULT
         except SystemExit as leaving:  # argparse leaves this way, after --help (0) and after wrong usage (2)
             return leaving.code if isinstance(leaving.code, int) else OK
         except Exception:  # an interrupted import may raise anything
@@ -225,7 +235,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 def _abandon(stream: TextIO) -> None:
-    """Let nothing more be written to a pipe that nobody reads, or Python complains while it ends."""
+    """Let nothing more be written to what takes no more, or Python complains while it ends."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except (OSError, ValueError):  # a stream without a descriptor, as in a test

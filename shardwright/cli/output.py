@@ -113,7 +113,11 @@ def write_output(path: str | None, content: str | bytes) -> None:
     assert path is not None
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():  # /dev/stdout, a pipe: nothing to replace; a folder: OSError
-        target.write_bytes(data)
+        try:
+            target.write_bytes(data)
+        except OSError as error:
+            error.filename = path
+            raise
         return
     from shardwright.ir.whole_files import whole_file
 
