@@ -226,6 +226,16 @@ def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
     assert (path.read_bytes(), (tmp_path / "out.settings.json").read_bytes()) == before
 
 
+def test_two_ways_of_not_being_given_are_one(tmp_path: Path) -> None:
+    """`generate` keeps passes as a text, `offload` keeps none."""
+    path = tmp_path / "out"
+    with opened(path, seed=0, passes="") as journal:
+        journal.write(answer(0))
+    with opened(path, seed=0) as journal:
+        assert journal.answered == {(0, 0)}
+    assert "note: passes" not in refused(path, seed=1)
+
+
 @pytest.mark.parametrize("text", [None, "", "[]", '{"format": "shardwright settings 0"}'])
 def test_settings_that_are_not_known_are_refused(text: str | None, tmp_path: Path) -> None:
     path, beside = tmp_path / "out", tmp_path / "out.settings.json"

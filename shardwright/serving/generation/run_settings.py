@@ -78,7 +78,7 @@ class KeptSettings:
         said: list[str] = []
         for name in {**self.named, **other.named}:
             then, now = self.named.get(name), other.named.get(name)
-            if then != now:
+            if then != now and not (_is_absent(then) and _is_absent(now)):
                 said.append(f"{name} was {_said(then)}, and is {_said(now)} now")
         for name in {**self.digests, **other.digests}:
             then, now = self.digests.get(name), other.digests.get(name)
@@ -115,8 +115,12 @@ def read_settings(path: Path) -> KeptSettings | None:
     return KeptSettings(*cast("list[dict[str, Any]]", tables))
 
 
+def _is_absent(value: object) -> bool:
+    return value is None or value == ""
+
+
 def _said(value: object) -> str:
-    if value is None or value == "":
+    if _is_absent(value):
         return "not given"
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
