@@ -25,7 +25,11 @@ from offloading.several import finished, start
 from shardwright.backends.timeline import Timeline, read_timeline
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.diagnostics import DiagnosticError, Source
-from shardwright.serving.offloading.program_parts import PipelineStage
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.text.format import format_module
+from shardwright.ir.text.parser import parse
+from shardwright.ir.text.unparse import unparse
+from shardwright.serving.offloading.program_parts import PipelineStage, part_of
 
 WORKER = Path(__file__).parent / "pipeline_worker.py"
 MIXED = "2,4,20,50,30,30,20,40"
@@ -51,12 +55,12 @@ def together(cases: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
 
 
 def test_tokens_of_two_processes(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    """Of transformers where they are greedy, else of one process: places, schedules, drawn tokens, texts that end, and
-    hidden states that are sent late."""
-    opt, llama = checkpoint("opt"), checkpoint("llama-grouped")
+    """Of transformers where they are greedy, else of one process: places, schedules, drawn tokens, texts that end,
+    hidden states that are sent late, and layers that differ."""
+    opt, llama, differing = checkpoint("opt"), checkpoint("llama-grouped"), checkpoint("qwen2-some-windows")
     stop = tokens(opt)[0][3]
     late = case(opt, "2,4,20,50,30,30,20,40") | {"late": 0.01}
-    greedy = [case(llama, "3,2,0,0,0,0,0,0", "diagonal"), late]
+    greedy = [case(llama, "3,2,0,0,0,0,0,0", "diagonal"), late, case(differing)]
     ending = [
         case(opt, "3,2,0,50,20,60,0,100", stop_tokens=[stop]),
         case(opt, "2,2,0,50,0,100,100,0", "diagonal", stop_tokens=[stop]),
@@ -64,10 +68,10 @@ def test_tokens_of_two_processes(checkpoint: Callable[..., Path], tmp_path: Path
     drawn = case(llama, max_new_tokens=5, temperature=1.0, top_k=20, top_p=0.9, seed=5)
     packed = case(opt, "3,2,0,30,50,50,0,100", max_new_tokens=5) | {"quantized": True}
     found = together([*greedy, *ending, drawn, packed], tmp_path / "cases.json")["tokens"]
-    assert found[:2] == [tokens(llama), tokens(opt)]
+    assert found[:3] == [tokens(llama), tokens(opt), tokens(differing)]
     ended = [row[: row.index(stop) + 1] if stop in row else row for row in tokens(opt)]
-    assert found[2] == found[3] == ended
-    for each, made in zip([drawn, packed], found[4:], strict=True):
+    assert found[3] == found[4] == ended
+    for each, made in zip([drawn, packed], found[5:], strict=True):
         assert made == [list(row) for row in run(each, None)[0]]
 
 
@@ -83,6 +87,25 @@ def test_each_model(name: str, checkpoint: Callable[..., Path], tmp_path: Path) 
     assert (first["layers"], second["layers"]) == ([0], [1])
     shared = set(first["weights"]) & set(second["weights"])
     assert shared <= {"embed"}, "each process has its own weights, and a table that is used at both ends"
+
+
+def test_layers_have_their_numbers_among_all() -> None:
+    program = """
+        dim N=5 B=2
+        weights { w: f32 N }
+        func f(x: f32 B) -> f32 B {
+          layer = iota[N]()
+          number = convert[f32](layer)
+          y = loop[N as n](h: f32 B = x) {
+            next h * w + number + convert[f32](n)
+          }
+          return y
+        }
+    """
+    stage = part_of(elaborate(parse(Source("f", program))), PipelineStage(1, 2))
+    text = format_module(unparse(stage))
+    assert "  layer_here = iota[N]()\n  layer = layer_here + 2\n" in text
+    assert "  y = loop[N as n_here](h: f32 B = arriving_h) {\n    n :~ int32 = n_here + 2\n" in text
 
 
 def test_layers_are_divided_evenly() -> None:

@@ -10,10 +10,10 @@ from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.operation import Number
-from shardwright.ir.ops import Alias, Full, Update
+from shardwright.ir.ops import Add, Alias, Full, Iota, Update
 from shardwright.ir.program import Carry, DimInfo, Func, Let, Loop, Marking, Program, SetState, Statement, Value
 from shardwright.ir.types import Dim, DType, TensorType, ValueType
-from shardwright.ir.walk import map_values, names_used, rename_operands
+from shardwright.ir.walk import map_bodies, map_values, names_used, rename_operands
 from shardwright.passes.memory.block_batches import OPENING
 
 
@@ -82,18 +82,43 @@ ALONE = ProcessPlace()
 def part_of(program: Program, place: PipelineStage) -> Program:
     """The program as one process of a pipeline runs it: all that comes before and after the layers where it is the
     first or the last, and elsewhere only what later statements here, or state, need of that; its own layers between.
-    Between processes go what the loop over layers carries, as parameters `arriving_...` and as results.
+    Between processes go what the loop over layers carries, as parameters `arriving_...` and as results. Layers have the
+    numbers that they have among all.
 
     Raises where what is needed elsewhere needs weights or what the layers leave.
     """
     if place.count == 1:
         return program
-    funcs = tuple(_part(program, func, place) for func in program.funcs)
-    used = set[str]().union(*(names_used(func.body) for func in funcs))
     loop = layers_of(program.funcs[0])[1]
+    own = place.layers(program.sizes()[loop.dim])
+    funcs = tuple(_numbered_from(own.start, loop.dim, _part(program, func, place)) for func in program.funcs)
+    used = set[str]().union(*(names_used(func.body) for func in funcs))
     weights = tuple(value for value in program.weights if value.name in used)
-    own = len(place.layers(program.sizes()[loop.dim]))
-    return resized(replace(program, funcs=funcs, weights=weights), {loop.dim: own})
+    return resized(replace(program, funcs=funcs, weights=weights), {loop.dim: len(own)})
+
+
+def _numbered_from(first: int, layers: str, func: Func) -> Func:
+    """The function in which what counts along the dimension of the layers, `iota` or a loop, begins with `first`."""
+
+    def counted(value: Value) -> tuple[Value, Let]:
+        here = replace(value, name=f"{value.name}_here")
+        return here, Let((value,), Add(), (here.name, Number(str(first))))
+
+    def block(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        made: list[Statement] = []
+        for statement in body:
+            match statement:
+                case Let(operation=Iota(dim=dim)) if dim == layers:
+                    here, number = counted(statement.result)
+                    made += [replace(statement, results=(here,)), number]
+                case Loop(dim=dim, index=str(index)) if dim == layers:
+                    here, number = counted(Value(index, TensorType(DType.INT32, (), ()), Marking.FOUND))
+                    made.append(replace(statement, index=here.name, body=(number, *statement.body)))
+                case _:
+                    made.append(statement)
+        return tuple(made)
+
+    return map_bodies(func, block) if first else func
 
 
 def layers_of(func: Func) -> tuple[tuple[Statement, ...], Loop, tuple[Statement, ...]]:
