@@ -89,3 +89,16 @@ def test_pages_are_refused(shardwright: Callable[..., Any], tmp_path: Path) -> N
         "offloading keeps the positions of each row in its cache, and here they lie in pages [no-pages]"
     )
     assert last == "note: import without --page-size; generate runs programs with pages"
+
+
+@pytest.mark.parametrize("process", [0, 2])
+def test_stages_over_meshes_have_any_vocabulary(process: int, tmp_path: Path) -> None:
+    """What a stage before the last hands on is split along E, and its digits are none of the vocabulary's."""
+    keys, mesh = config_keys("llama-grouped") | {"vocab_size": 33}, Mesh.of(x=2)
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    request = OffloadRequest(parse_policy(POLICIES[0]), dtype=DType.F32, mesh=mesh)
+    settings = GenerationSettings(max_new_tokens=4)
+    programs = Programs(tmp_path, request, settings, ProcessPlace.of(process, 4, mesh))
+    (block,) = programs.blocks(make_prompts([[3, 4, 5]], 32, None))
+    programs.program(block, 0)
+    assert print_program(programs.sampling(block.rows)).startswith("mesh x=2\ndim B=1 V=33 bits=32\n")

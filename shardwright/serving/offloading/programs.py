@@ -325,7 +325,7 @@ class Programs:
 
     def _of_sampling(self, rows: int) -> Program:
         settings = self.settings
-        axes, order = self._columns() if self.place.split else ((), ())
+        axes, order = self._columns() if self.place.split and self.place.stage.last else ((), ())
         logits = f"f32 {row_text(['B', 'V'], [(), axes])}"
         mesh = f"mesh {self.place.mesh}\n" if self.place.split else ""
         digits = f" order {' '.join(map(str, order))}" if order else ""
