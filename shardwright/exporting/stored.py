@@ -97,7 +97,12 @@ def laid_weights(program: Program, edges: ProgramEdges, mapping: WeightMap | Non
 def _laid(name: str, entry: WeightEntry, edge: EdgeArray, sizes: Mapping[str, int], mesh: Mapping[str, int]) -> Laid:
     if not _SAFE.fullmatch(entry.tensor):
         raise refused(f"{entry.tensor!r}, of which {name} is made, is no name of a tensor", "mend OUT.weights.json")
-    split = dict(zip(entry.dims, edge.axes, strict=True))
+    if {dim: sizes[dim] for dim in entry.dims} != {dim.name: dim.size for dim in edge.kind.dims}:
+        raise refused(
+            f"{name}: {edge.kind} has another shape than in the checkpoint",
+            "OUT.weights.json is of another program, or of other sizes: write it with shardwright import",
+        )
+    split = dict(zip(edge.kind.names, edge.axes, strict=True))
     for dim in entry.stacked:
         if split[dim]:
             raise refused(

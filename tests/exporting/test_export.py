@@ -234,6 +234,34 @@ def test_experts_that_chips_divide_have_no_specs(shardwright: Run, imported: Cal
     )
 
 
+@pytest.mark.parametrize("to", ["jax", "dtensor"])
+def test_weights_have_their_dimensions_in_any_order(shardwright: Run, imported: Callable[..., Path], to: str) -> None:
+    path = imported("megatron")
+    before = shardwright("export", path, "--as", to).out
+    text = path.read_text().replace("w_up: f32 NEF_xy", "w_up: f32 NF_xyE")
+    assert "NF_xyE" in text
+    path.write_text(text)
+    assert shardwright("export", path, "--as", to).out == before
+
+
+@pytest.mark.parametrize("change", ["sizes", "dims"])
+def test_mappings_of_other_programs_are_refused(shardwright: Run, imported: Callable[..., Path], change: str) -> None:
+    path = imported("megatron")
+    beside = map_path(path)
+    mapping = json.loads(beside.read_text())
+    if change == "sizes":
+        mapping["sizes"]["F"] *= 2
+    else:
+        mapping["weights"]["w_gate"] |= {"dims": ["E", "F"], "tensor": "gate", "stored": [["F"], ["E"]]}
+    beside.write_text(json.dumps(mapping))
+    done = shardwright("export", path, "--as", "jax")
+    assert done.status == 1
+    assert done.err == (
+        f"{path}: error: w_gate: f32 NEF_xy has another shape than in the checkpoint [not-exported]\n"
+        "note: OUT.weights.json is of another program, or of other sizes: write it with shardwright import\n"
+    )
+
+
 @pytest.mark.parametrize("name", ["w{x}", "a'b", 'a"b', "model.{layer}.{layer.real}", "a b"])
 def test_names_that_could_be_code_are_refused(shardwright: Run, imported: Callable[..., Path], name: str) -> None:
     path = imported("megatron")
