@@ -60,6 +60,13 @@ def test_what_does_not_suffice_is_planned_for_with_less(run: Callable[..., Any])
     tighter, _ = run("tighter.jsonl", "--device-memory", "90kB", "--host-memory", "60kB")
     assert (tighter.status, "of that memory" in tighter.err) == (1, True)
     assert "\noffload: error: nothing fits: with one sequence, and everything as low as it goes" in tighter.err
+    assert "\nnote: that is of " in tighter.err
+
+
+def test_a_part_of_a_step_less_may_do(run: Callable[..., Any]) -> None:
+    """Nothing fits into two whole steps less, and something into one and a half."""
+    got, found = run("halfway.jsonl", "--device-memory", "92kB", "--host-memory", "60kB")
+    assert (got.status, len(found)) == (0, 12), got.err
 
 
 def test_room_shrinks_where_a_memory_did_not_suffice(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ class MemoryRoom:
     def can_shrink(self, tier: Tier) -> bool:
         return self.shares[tier] * _STEP >= _LEAST
 
-    def less(self, tier: Tier) -> MemoryRoom:
-        """With less of a memory that did not suffice."""
-        return MemoryRoom({**self.shares, tier: self.shares[tier] * _STEP})
+    def less(self, tier: Tier, part: float = 1.0) -> MemoryRoom:
+        """With less of a memory that did not suffice, by a whole step or a `part` of one."""
+        return MemoryRoom({**self.shares, tier: self.shares[tier] * (1 - (1 - _STEP) * part)})
 
     def of(
         self,

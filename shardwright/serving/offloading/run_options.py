@@ -12,7 +12,7 @@ from shardwright.cost.hardware.chips import Machine, load_machine
 from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
 from shardwright.cost.offloading.policy import AttentionPlace, Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
-from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, fault
 from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.types import DType, Tier
 from shardwright.models.config import read_config
@@ -148,8 +148,22 @@ class RunOptions:
             except OutOfMemoryError as error:
                 if self.policy is not None or not room.can_shrink(error.tier):
                     raise
-                room, said = room.less(error.tier), error.diagnostics[0].message
+                tier, said = error.tier, error.diagnostics[0].message
                 traceback.clear_frames(error.__traceback__)  # of which some lead back to the error
-                told(f"{said}; planning for {room.share(error.tier):.0%} of that memory")
             give_back_now()
-            request = self.request(prompts, 1, room)
+            request, room = self._with_less(prompts, room, tier)
+            told(f"{said}; planning for {room.share(tier):.0%} of that memory")
+
+    def _with_less(self, prompts: Sequence[Prompt], room: MemoryRoom, tier: Tier) -> tuple[OffloadRequest, MemoryRoom]:
+        """The request that plans for less of a memory, a part of a step less where nothing fits into a step less.
+        Raises where nothing fits even so."""
+        failed: DiagnosticError | None = None
+        for part in (1.0, 0.5, 0.25):
+            less = room.less(tier, part)
+            try:
+                return self.request(prompts, 1, less), less
+            except DiagnosticError as error:
+                failed = error
+        assert failed is not None
+        note = f"that is of {less.share(tier):.0%} of the {tier}, since a plan for {room.share(tier):.0%} did not run"
+        raise DiagnosticError([replace(each, notes=(Note(note), *each.notes)) for each in failed.diagnostics])
