@@ -307,6 +307,7 @@ RIGHT: list[tuple[Callable[[Any], Any], tuple[int, ...], Any]] = [
     (lambda x: jnp.roll(x, 12, 1), (4,), Spec(None, "a")),
     (lambda x: jnp.roll(x, 12, 1) + x, (4,), Spec(None, "a")),
     (lambda x: jnp.concatenate([x[:, 12:], x[:, :12]], 1), (4,), Spec(None, "a")),
+    (lambda x: jnp.concatenate([x, jnp.roll(x, 3, 1)]), (2, 4), Spec("a", "b")),
     (lambda x: jnp.swapaxes(x.reshape(2, 12, 24), 0, 1).reshape(24, 24), (2, 4), Spec("b", None)),
     (lambda x: jnp.tile(x, (2, 1)), (2, 4), Spec(("a", "b"), None)),
     (lambda x: jnp.kron(x, x[:2]), (4,), Spec("a")),

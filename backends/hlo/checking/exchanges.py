@@ -268,9 +268,10 @@ class ExchangeStep(CheckedInstruction):
             mixed = not doubt and self._mixes(first, groups)
             over = self.checker.axes(groups)
             return self.fault(f"exchanges both blocks and addends over {over}") if mixed else None
-        unknown = any(varies(t, groups) for piece in pieces for t in piece.open)
+        away = frozenset[Table]().union(*(piece.open for piece in pieces))
         left = self._equalled(first, groups)
-        left = left.but(open=left.open | {self.checker.apart} if unknown else left.open)
+        unknown = any(varies(t, groups) for t in away)
+        left = left.but(open=left.open | away | ({self.checker.apart} if unknown else frozenset[Table]()))
         received = [left.but(starts=starts) for starts in self._sent(pieces, groups)]
         reason = None if doubt else self._unexchanged(pieces, received, groups)
         return self.fault(reason) if reason is not None else tuple(received)
