@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from conftest import Outcome
 from oracles.hlo_mutations import mutants
 from oracles.partitioned_modules import random_module
 
-from shardwright import explain
 from shardwright.backends.hlo.checking.dimensions import joint
 from shardwright.backends.hlo.faults import faults_of
 from shardwright.backends.hlo.module import parse
 from shardwright.backends.hlo.states import State
 
 jax = cast(Any, import_module("jax"))
-jnp = cast(Any, import_module("jax.numpy"))
 
 LAYER = """HloModule layer, num_partitions=8
 
@@ -278,48 +274,6 @@ def test_modules_of_xla(family: int) -> None:
     made = mutants(module.text, random.Random(0))[:8]
     caught = [mutant for mutant in made if faults_of(parse(mutant.text), module.mesh, module.results)]
     assert len(caught) >= len(made) // 2  # not every mutant is a fault; bench/partitioned_faults.py tells them apart
-
-
-Spec = jax.sharding.PartitionSpec
-
-
-def told_of_jax(function: Callable[..., Any], shape: tuple[int, ...], *specs: Any, mesh: tuple[int, ...]) -> list[str]:
-    """Faults of a function that XLA partitions, of arrays of one shape, whose numbers are held against one device's
-    before."""
-    axes, devices = "ab"[: len(mesh)], jax.devices()[: math.prod(mesh)]
-    auto = (jax.sharding.AxisType.Auto,) * len(mesh)
-    grid = jax.sharding.Mesh(np.array(devices).reshape(mesh), tuple(axes), axis_types=auto)
-    whole = [np.random.default_rng(at).normal(size=shape).astype(np.float32) for at in range(len(specs))]
-    args = [
-        jax.device_put(array, jax.sharding.NamedSharding(grid, spec)) for array, spec in zip(whole, specs, strict=True)
-    ]
-    jitted = jax.jit(function)
-    np.testing.assert_allclose(jitted(*args), jax.jit(function)(*whole), rtol=1e-4, atol=1e-4)
-    return [fault.reason for fault in explain(jitted, args=args).functions[0].faults]
-
-
-RIGHT: list[tuple[Callable[[Any], Any], tuple[int, ...], Any]] = [
-    (lambda x: x[0], (8,), Spec("a")),
-    (lambda x: x / x[0, 0], (8,), Spec("a")),
-    (lambda x: jnp.where(x[0, 0] > 0, x, -x), (8,), Spec("a")),
-    (lambda x: jnp.flip(x, 1), (2, 4), Spec("a", "b")),
-    (lambda x: jnp.flip(x, 0) @ x, (4, 2), Spec("a", "b")),
-    (lambda x: jnp.roll(x, 12, 1), (4,), Spec(None, "a")),
-    (lambda x: jnp.roll(x, 12, 1) + x, (4,), Spec(None, "a")),
-    (lambda x: jnp.concatenate([x[:, 12:], x[:, :12]], 1), (4,), Spec(None, "a")),
-    (lambda x: jnp.concatenate([x, jnp.roll(x, 3, 1)]), (2, 4), Spec("a", "b")),
-    (lambda x: jnp.swapaxes(x.reshape(2, 12, 24), 0, 1).reshape(24, 24), (2, 4), Spec("b", None)),
-    (lambda x: jnp.tile(x, (2, 1)), (2, 4), Spec(("a", "b"), None)),
-    (lambda x: jnp.kron(x, x[:2]), (4,), Spec("a")),
-    (lambda x: x[::2], (8,), Spec("a")),
-    (lambda x: x.reshape(24, 4, 6).sum(1), (4,), Spec(None, "a")),
-]
-
-
-@pytest.mark.parametrize(("function", "mesh", "spec"), RIGHT)
-def test_right_programs_are_not_accused(function: Callable[..., Any], mesh: tuple[int, ...], spec: Any) -> None:
-    """Rows that one device has, turned and rolled arrays, and blocks put together as a program asks."""
-    assert told_of_jax(function, (24, 24), spec, mesh=mesh) == []
 
 
 SPLIT_K = """HloModule parts, num_partitions=8

@@ -92,6 +92,8 @@ class ContractionStep(CheckedInstruction):
         made = joint(a, b, pairs, summed=True)
         a, b = made.a, made.b
         doubt = bool(a.open or b.open)
+        if made.doubtful and not doubt:
+            return self.opaque_of(self.shape, a, b)
         if made.clash is not None and not doubt:
             left, right = pairs[made.clash]
             if not made.along:

@@ -143,7 +143,9 @@ class Joint:
 
     `a` and `b` are the operands with digits of the same sizes there, `parts` the digits of each pair, `hidden` the
     coordinates that turned out to be dimensions of extent 1. `clash` is the first pair that holds different blocks,
-    `along` the tables along which pairs do; `unknown` tells that digits do not compare.
+    `along` the tables along which pairs do; `unknown` tells that digits do not compare. A clash is `doubtful` between
+    soft coordinates: dimensions of extent 1 may have been left out beside both, as one head of keys beside several of
+    queries.
     """
 
     a: State
@@ -153,6 +155,7 @@ class Joint:
     parts: list[list[Part]] = field(default_factory=list[list[Part]])
     hidden: dict[int, Table] = field(default_factory=dict[int, Table])
     clash: int | None = None
+    doubtful: bool = False
     along: set[Table] = field(default_factory=set[Table])
 
     @property
@@ -194,7 +197,14 @@ def _joint(a: State, b: State, pairs: Sequence[tuple[int, int]], summed: bool) -
         made.parts.append(parts_a[left] if at in unlike else _joined(parts_a[left], parts_b[right], made, at))
     if made.clash is None:
         made.clash = _disordered(made, pairs)
+    elif made.along:
+        left, right = pairs[made.clash]
+        made.doubtful = has_soft(made.a, left) and has_soft(made.b, right)
     return made
+
+
+def has_soft(state: State, at: int) -> bool:
+    return any(where in state.soft for _, where, _ in state.dims[at])
 
 
 def _joined(mine: Sequence[Part], theirs: Sequence[Part], made: Joint, at: int) -> list[Part]:

@@ -182,7 +182,8 @@ class ExchangeStep(CheckedInstruction):
             known = made.coordinates
             made = replace(made, digits=tuple(whole_digit(d[0])[0] if d[1] is None else d for d in made.digits))
             left = replace(left, soft=left.soft | (made.coordinates - known))
-        return led(left, axis, made)
+        hidden = made.coordinates - state.shown  # of several dimensions of extent 1, it may be
+        return led(replace(left, soft=left.soft | hidden), axis, made)
 
     def _ungathered(self, state: State, groups: Groups, axis: int, made: Succession) -> str | None:
         """Why the members of groups do not have the blocks of a dimension, one after the other."""

@@ -75,6 +75,7 @@ class CheckedInstruction:
         reason = next(filter(None, map(self._mixed, leaves)), None) if self.instruction.opcode not in PASSING else None
         if reason:
             self.fault(reason, by_block=True)
+        if reason or any(map(self._is_doubtful, leaves)):
             return self.checker.unknown(self.instruction.type)
         if len(types) == len(leaves) and all(s.shape == shape_of(t) for s, t in zip(leaves, types, strict=True)):
             return value
@@ -91,12 +92,23 @@ class CheckedInstruction:
         if addends:
             along = self.checker.along(addends)
             return f"takes blocks along {along} of a sum over {along} that is still to be made"
-        firm = [table for where, table in state.starts if not self.checker.is_tiled or where not in state.soft]
-        twice = dependent([ranked(table) for table in firm if differs(table)])
+        firm, soft = self._split(state)
+        twice = dependent(firm) or next(filter(None, (dependent([*firm, each]) for each in soft)), list[Table]())
         if twice:
             along = self.checker.along(twice)
             return f"splits along {along} what differs along {along} already"
         return None
+
+    def _split(self, state: State) -> tuple[list[Table], list[Table]]:
+        """The ranks of starts that differ: of firm coordinates, and of soft ones but for libtpu's."""
+        ranks = [(where in state.soft, ranked(table)) for where, table in state.starts if differs(table)]
+        soft = [] if self.checker.is_tiled else [table for is_soft, table in ranks if is_soft]
+        return [table for is_soft, table in ranks if not is_soft], soft
+
+    def _is_doubtful(self, state: State) -> bool:
+        """Tells whether soft coordinates are split along the same: both may have the blocks of one dimension of extent
+        1 that was left out, as keys and queries those of a head of keys."""
+        return not (state.open or state.elastic or state.constant) and bool(dependent(self._split(state)[1]))
 
     @property
     def is_local(self) -> bool:
@@ -122,6 +134,10 @@ class CheckedInstruction:
         along = frozenset(table for state in self.states for table in state.tables)
         made = [State(whole(shape_of(t)), open=along) for t in leaf_types(self.instruction.type)]
         return packed(self.instruction.type, iter(made))
+
+    def opaque_of(self, shape: Sequence[int], *states: State) -> State:
+        """The state of what is computed of values that may fit together: open along all that they differ along."""
+        return State(whole(shape), open=frozenset(table for state in states for table in state.tables))
 
     def opaque_after_fault(self) -> State:
         return State(whole(self.shape), open=frozenset({self.checker.apart}))
@@ -154,6 +170,8 @@ class CheckedInstruction:
         doubt = bool(a.open or b.open)
         b = apart(a, b)
         made = joint(a, b, [(at, at) for at in range(len(a.dims))])
+        if made.doubtful and not doubt:
+            return self.opaque_of(a.shape, a, b)
         if made.clash is not None and not doubt:
             self.clash(made, range(len(a.dims)))
             return None

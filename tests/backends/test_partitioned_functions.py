@@ -1,0 +1,88 @@
+"""The checker of partitioned programs on right functions of users, partitioned by XLA: none is accused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from shardwright import explain
+
+jax = cast(Any, import_module("jax"))
+jnp = cast(Any, import_module("jax.numpy"))
+
+Spec = jax.sharding.PartitionSpec
+
+
+def told_of_jax(
+    function: Callable[..., Any], shapes: Sequence[tuple[int, ...]], *specs: Any, mesh: tuple[int, ...]
+) -> list[str]:
+    """Faults of a function that XLA partitions, whose numbers are held against one device's before."""
+    axes, devices = "ab"[: len(mesh)], jax.devices()[: math.prod(mesh)]
+    auto = (jax.sharding.AxisType.Auto,) * len(mesh)
+    grid = jax.sharding.Mesh(np.array(devices).reshape(mesh), tuple(axes), axis_types=auto)
+    whole = [np.random.default_rng(at).normal(size=shape).astype(np.float32) for at, shape in enumerate(shapes)]
+    args = [
+        jax.device_put(array, jax.sharding.NamedSharding(grid, spec)) for array, spec in zip(whole, specs, strict=True)
+    ]
+    jitted = jax.jit(function)
+    for result, wanted in zip(*map(jax.tree.leaves, (jitted(*args), jax.jit(function)(*whole))), strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    return [fault.reason for fault in explain(jitted, args=args).functions[0].faults]
+
+
+RIGHT: list[tuple[Callable[[Any], Any], tuple[int, ...], Any]] = [
+    (lambda x: x[0], (8,), Spec("a")),
+    (lambda x: x / x[0, 0], (8,), Spec("a")),
+    (lambda x: jnp.where(x[0, 0] > 0, x, -x), (8,), Spec("a")),
+    (lambda x: jnp.flip(x, 1), (2, 4), Spec("a", "b")),
+    (lambda x: jnp.flip(x, 0) @ x, (4, 2), Spec("a", "b")),
+    (lambda x: jnp.roll(x, 12, 1), (4,), Spec(None, "a")),
+    (lambda x: jnp.roll(x, 12, 1) + x, (4,), Spec(None, "a")),
+    (lambda x: jnp.concatenate([x[:, 12:], x[:, :12]], 1), (4,), Spec(None, "a")),
+    (lambda x: jnp.concatenate([x, jnp.roll(x, 3, 1)]), (2, 4), Spec("a", "b")),
+    (lambda x: jnp.swapaxes(x.reshape(2, 12, 24), 0, 1).reshape(24, 24), (2, 4), Spec("b", None)),
+    (lambda x: jnp.tile(x, (2, 1)), (2, 4), Spec(("a", "b"), None)),
+    (lambda x: jnp.kron(x, x[:2]), (4,), Spec("a")),
+    (lambda x: x[::2], (8,), Spec("a")),
+    (lambda x: x.reshape(24, 4, 6).sum(1), (4,), Spec(None, "a")),
+]
+
+
+@pytest.mark.parametrize(("function", "mesh", "spec"), RIGHT)
+def test_right_programs_are_not_accused(function: Callable[..., Any], mesh: tuple[int, ...], spec: Any) -> None:
+    """Rows that one device has, turned and rolled arrays, and blocks put together as a program asks."""
+    assert told_of_jax(function, [(24, 24)], spec, mesh=mesh) == []
+
+
+def grouped_attention(heads: int, keys: int, size: int, *, repeats: bool) -> Callable[..., Any]:
+    """Attention of heads of queries to fewer heads of keys, which are repeated, or meet them group by group."""
+
+    def function(x: Any, wq: Any, wk: Any, wo: Any) -> Any:
+        k = (x @ wk).reshape(4, 8, keys, size)
+        k = jnp.repeat(k, heads // keys, 2) if repeats else k
+        q = (x @ wq).reshape(4, 8, k.shape[2], -1, size)
+        p = jax.nn.softmax(jnp.einsum("btkgd,bskd->bkgts", q, k))
+        return jnp.einsum("bkgts,bskd->btkgd", p, k).reshape(4, 8, heads * size) @ wo
+
+    return function
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize(("heads", "keys", "size"), [(6, 2, 8), (12, 4, 8), (8, 2, 16), (4, 2, 4)])
+def test_keys_of_fewer_heads_than_devices_are_not_accused(
+    heads: int, keys: int, size: int, gradient: bool, repeats: bool
+) -> None:
+    """A device has one head of keys or a part of one, a dimension of extent 1 of which no reshape leaves a trace."""
+    function = grouped_attention(heads, keys, size, repeats=repeats)
+    if gradient:
+        attended = function
+        function = jax.grad(lambda *args: (attended(*args) ** 2).sum(), (0, 1, 2, 3))
+    shapes = [(4, 8, 32), (32, heads * size), (32, keys * size), (heads * size, 32)]
+    columns, rows = Spec(None, ("a", "b")), Spec(("a", "b"))
+    assert told_of_jax(function, shapes, Spec(), columns, columns, rows, mesh=(2, 4)) == []
