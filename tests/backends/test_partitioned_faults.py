@@ -352,6 +352,20 @@ def test_where_an_index_that_was_picked_stands_says_nothing(soft: set[int], clas
     assert joint(a, b, [(0, 0), (1, 1)], summed=True).clash == clash
 
 
+@pytest.mark.parametrize(("inner", "clash"), [((0, 1, 0, 1), None), ((1, 0, 1, 0), 0)])
+def test_a_hidden_index_that_the_other_operand_shows_as_an_inner_block(
+    inner: tuple[int, ...], clash: int | None
+) -> None:
+    """Blocks of 16 rows along y, then x: of one dimension, and beside an x of extent 1 that is left out."""
+    y, x = (0, 0, 1, 1), (0, 1, 0, 1)
+    blocks = tuple(8 * outer + 4 * at for outer, at in zip(y, x, strict=True))
+    a = State((((4, 1, 1),),), frozenset({(1, blocks)}))
+    b = State((((1, 2, 1), (4, 3, 1)),), frozenset({(2, y), (4, inner)}))
+    made = joint(a, b, [(0, 0)])
+    assert made.clash == clash
+    assert made.b.hidden == (frozenset() if clash is None else {inner})
+
+
 TWELVE = """HloModule twelve, num_partitions=12
 
 ENTRY %main (x: f32[16,16]) -> f32[16,16] {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -145,7 +145,7 @@ class Joint:
     coordinates that turned out to be dimensions of extent 1. `clash` is the first pair that holds different blocks,
     `along` the tables along which pairs do; `unknown` tells that digits do not compare. A clash is `doubtful` between
     soft coordinates: dimensions of extent 1 may have been left out beside both, as one head of keys beside several of
-    queries.
+    queries. `placed` are the ranks of hidden coordinates of one operand that the other one shows as inner blocks.
     """
 
     a: State
@@ -156,6 +156,7 @@ class Joint:
     hidden: dict[int, Table] = field(default_factory=dict[int, Table])
     clash: int | None = None
     doubtful: bool = False
+    placed: set[Table] = field(default_factory=set[Table])
     along: set[Table] = field(default_factory=set[Table])
 
     @property
@@ -195,12 +196,19 @@ def _joint(a: State, b: State, pairs: Sequence[tuple[int, int]], summed: bool) -
     parts_a, parts_b = made.a.parts(), made.b.parts()
     for at, (left, right) in enumerate(pairs):
         made.parts.append(parts_a[left] if at in unlike else _joined(parts_a[left], parts_b[right], made, at))
+    made.a, made.b = _without(made.a, made.placed), _without(made.b, made.placed)
     if made.clash is None:
         made.clash = _disordered(made, pairs)
     elif made.along:
         left, right = pairs[made.clash]
         made.doubtful = has_soft(made.a, left) and has_soft(made.b, right)
     return made
+
+
+def _without(state: State, placed: Collection[Table]) -> State:
+    """The state without hidden coordinates of these ranks."""
+    gone = {where for where, table in hidden_of(state).items() if ranked(table) in placed}
+    return replace(state, starts=frozenset(each for each in state.starts if each[0] not in gone))
 
 
 def has_soft(state: State, at: int) -> bool:
@@ -251,6 +259,11 @@ def _with_outer(one: Place, other: Place, made: Joint, soft: tuple[bool, bool]) 
         if mine.inner or theirs.inner or not mine.blocks:
             continue
         if not theirs.blocks and decided_by(mine.blocks, beside):
+            return mine
+        shown = theirs.blocks
+        placed = {t for t in theirs_whole.hidden if shown and _numbered((shown, t)) == mine.blocks}
+        if placed:
+            made.placed |= placed
             return mine
         outer = _outside(mine.blocks, theirs.blocks) if is_soft else None
         if outer:

@@ -181,7 +181,7 @@ class CheckedInstruction:
             return None
         result = assembled(
             made.parts,
-            together(a, b) | made.hidden,
+            together(made.a, made.b) | made.hidden,
             open=a.open | b.open | (self.all_tables(a, b) if made.unknown else frozenset[Table]()),
             constant=a.constant and b.constant,
             elastic=a.elastic or b.elastic,
