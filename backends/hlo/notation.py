@@ -32,6 +32,7 @@ _PARTS = (
 _EXAMPLE = "as in `all_gather[x] 1024`, or `2x all_gather[x] 1024 * 12`: two, each in a loop of 12 trips"
 _SHORT_AXES = re.compile(r"(?:[a-z][0-9]*)+")
 _SHORT_AXIS = re.compile(r"[a-z][0-9]*")
+_WORDS = {2: "two", 3: "three", 4: "four"}
 _PART = re.compile(r"(.+):\(([1-9]\d*)\)([1-9]\d*)")
 
 
@@ -118,9 +119,18 @@ def _axes(text: str, mesh: Mapping[str, int], span: Span) -> tuple[str, ...]:
             raise fault("unknown-axis", f"the mesh has no axis {axis}" if axis else "an axis is missing", span, hint)
         if part and (mesh[axis] % (before * size) or size in {1, mesh[axis]}):
             wrong = f"the {mesh[axis]} chips of {axis} have no part ({before}){size}"
-            raise fault("bad-collectives", wrong, span, f"`{axis}:(2)4` is four chips in each of two parts of {axis}")
+            raise fault("bad-collectives", wrong, span, _parts_of(axis, mesh[axis]))
         place = tuple(mesh).index(axis), before
         if place in found:
             raise fault("axis-twice", f"{word} is named twice", span, "name it once")
         found[place] = word
     return tuple(word for _, word in sorted(found.items()))
+
+
+def _parts_of(axis: str, chips: int) -> str:
+    """How a part of an axis is written, by one that there is."""
+    before = next((n for n in range(2, chips) if chips % n == 0), None)
+    if before is None:
+        return f"{axis} has no parts: name it whole"
+    size, parts = (_WORDS.get(n, str(n)) for n in (chips // before, before))
+    return f"`{axis}:({before}){chips // before}` is {size} chips in each of {parts} parts of {axis}"

@@ -137,6 +137,20 @@ EXAMPLE = "note: as in `all_gather[x] 1024`, or `2x all_gather[x] 1024 * 12`: tw
             "             ^^^^^^^^^^\n"
             "note: `model:(2)4` is four chips in each of two parts of model",
         ),
+        (
+            "all_gather[x:(2)4] 12",
+            "text:1:12: error: the 4 chips of x have no part (2)4 [bad-collectives]\n"
+            "  all_gather[x:(2)4] 12\n"
+            "             ^^^^^^\n"
+            "note: `x:(2)2` is two chips in each of two parts of x",
+        ),
+        (
+            "all_gather[data:(2)2] 12",
+            "text:1:12: error: the 2 chips of data have no part (2)2 [bad-collectives]\n"
+            "  all_gather[data:(2)2] 12\n"
+            "             ^^^^^^^^^\n"
+            "note: data has no parts: name it whole",
+        ),
     ],
 )
 def test_what_is_no_notation(text: str, said: str) -> None:
