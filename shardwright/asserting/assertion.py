@@ -70,7 +70,7 @@ def _wrong(
     function: Callable[..., Any],
     args: Sequence[Any],
     mesh: Mapping[str, int],
-    expected: str | None,
+    expected: object,
     at_most: int | None,
     target: str | None,
     name: str | None,
@@ -79,6 +79,9 @@ def _wrong(
     from shardwright.backends.hlo.notation import parse_entries
     from shardwright.explaining.explain import explain
 
+    if not isinstance(expected, str | None):
+        said = f"expected is no text but a {type(expected).__name__}"
+        raise fault("bad-collectives", said, NOWHERE, "write several collectives as one text, with `;` between them")
     text = Source("<expected>", expected or "")
     with located(text):
         wanted = None if expected is None else parse_entries(text, mesh)

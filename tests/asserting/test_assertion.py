@@ -140,7 +140,7 @@ def test_a_mesh_that_contradicts_that_of_the_arguments(mesh: Any) -> None:
         assert caught.value.render() == told
 
 
-def refused(function: Any, args: Any, mesh: Any, *expected: str, **options: Any) -> DiagnosticError:
+def refused(function: Any, args: Any, mesh: Any, *expected: Any, **options: Any) -> DiagnosticError:
     with pytest.raises(DiagnosticError) as caught:
         assert_collectives(function, args, mesh, *expected, **options)
     assert caught.traceback[-1].name == "assert_collectives"
@@ -156,6 +156,13 @@ def test_bad_notation_is_told_before_anything_is_compiled() -> None:
         "note: the mesh is x=4 y=2"
     )
     assert error.render() == str(error) == told
+
+
+def test_an_expectation_that_is_no_text() -> None:
+    assert refused(None, None, MESH, ["all_gather[x] 12", "all_gather[y] 12"]).render() == (
+        "assert_collectives: error: expected is no text but a list [bad-collectives]\n"
+        "note: write several collectives as one text, with `;` between them"
+    )
 
 
 def test_no_expectation(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
