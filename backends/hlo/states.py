@@ -242,6 +242,11 @@ def whole(extents: Iterable[int]) -> tuple[Dim, ...]:
     return tuple(tidy(whole_digit(n)) for n in extents)
 
 
+def loose(extents: Iterable[int]) -> tuple[Dim, ...]:
+    """The dimensions of a value that is alike on all devices, and fits whatever is wanted."""
+    return tuple(tidy(any_digit(n)) for n in extents)
+
+
 def is_loose(dim: Iterable[Digit]) -> bool:
     return all(where is None for _, where, _ in dim)
 
@@ -305,9 +310,9 @@ def of_number(number: Number, shape: Sequence[int]) -> State:
     """A value that is known: one that is alike everywhere fits whatever is wanted; one that counts up along a
     dimension, from another start on each device, is a block of it."""
     zero = not np.any(number)
-    loose = tuple(tidy(any_digit(n)) for n in shape)
+    dims = loose(shape)
     if len(number) == 1 or (number == number[:1]).all():
-        return State(loose, constant=True, zero=zero, number=number[:1])
+        return State(dims, constant=True, zero=zero, number=number[:1])
     long = [axis for axis in range(1, number.ndim) if number.shape[axis] > 1]
     if len(long) == 1 and number.dtype != bool:
         rows = np.moveaxis(number, long[0], 1).reshape(len(number), -1).astype(np.int64)
@@ -315,9 +320,9 @@ def of_number(number: Number, shape: Sequence[int]) -> State:
         starts = rows[:, 0] - rows[:, 0].min()
         if step and (np.diff(rows, axis=1) == step).all() and not (starts % (step * n)).any():
             where = new_coordinate()
-            dims = [[(n, where, 1)] if at == long[0] - 1 else dim for at, dim in enumerate(loose)]
+            dims = [[(n, where, 1)] if at == long[0] - 1 else dim for at, dim in enumerate(dims)]
             return placed(dims, starts=frozenset({(where, tuple(int(s) for s in starts // step))}), number=number)
-    return State(loose, open=frozenset({labels(number)}), number=number)
+    return State(dims, open=frozenset({labels(number)}), number=number)
 
 
 # ---------------------------------------------------------------- shardings

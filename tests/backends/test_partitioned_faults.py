@@ -95,6 +95,13 @@ def test_what_is_not_known_is_not_accused() -> None:
     assert told("%c = f32[8,16] reshape(%h, %gone)", "ROOT %t = f32[9,9] gather(%c, %gone)") == []
 
 
+@pytest.mark.parametrize("left_open", ['custom-call(), custom_call_target="AllocateBuffer"', "constant({...})"])
+def test_what_no_argument_is_in_fits_any_block(left_open: str) -> None:
+    """Arrays that libtpu's loops fill, and constants that are too long to be written, as masks of windows."""
+    summed = f"%r = f32[8,16] all-reduce(%h), {ROWS}"
+    assert told(summed, f"%n = f32[8,16] {left_open}", "ROOT %t = f32[8,16] maximum(%r, %n)") == []
+
+
 @pytest.mark.parametrize(
     ("kind", "reasons"), [("add", []), ("maximum", ["takes the maximum of a sum over model that is still to be made"])]
 )

@@ -19,9 +19,11 @@ class InstructionStep(ElementwiseStep, ShapeStep, ContractionStep, ExchangeStep,
     """An instruction of any opcode."""
 
     def custom_call(self) -> Value:
-        """Slices brought together by libtpu, and our own kernels; nothing is known of others."""
+        """Slices brought together by libtpu, arrays not yet written, our own kernels; nothing is known of others."""
         if '"ConcatBitcast"' in self.instruction.attributes:
             return self.joined_slices()
+        if '"AllocateBuffer"' in self.instruction.attributes:
+            return self.unwritten()
         kernel = _OUR_KERNEL.fullmatch(self.instruction.name)
         if kernel is None or '"tpu_custom_call"' not in self.instruction.attributes:
             return self.opaque()

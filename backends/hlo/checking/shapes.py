@@ -24,6 +24,7 @@ from shardwright.backends.hlo.states import (
     assembled,
     extent,
     is_loose,
+    loose,
     new_coordinate,
     of_number,
     placed,
@@ -57,7 +58,9 @@ class ShapeStep(CheckedInstruction):
     def constant(self) -> Value:
         text = self.instruction.arguments
         if "..." in text:  # more than the compiler writes
-            return State(whole(self.shape), elastic=True, constant=True)
+            by_device = self.shape == (self.devices,)  # as where each begins
+            dims = whole(self.shape) if by_device else loose(self.shape)
+            return State(dims, elastic=True, constant=True)
         words = re.findall(r"[^\s{},]+", text)
         shape, dtype = self.shape, self.instruction.type.partition("[")[0]
         size = math.prod(shape)
@@ -74,6 +77,10 @@ class ShapeStep(CheckedInstruction):
         form = [1] * (1 + len(self.shape))
         form[1 + axis] = self.shape[axis]
         return of_number(np.arange(self.shape[axis]).reshape(form), self.shape)
+
+    def unwritten(self) -> Value:
+        """An array before anything is written into it, which is nowhere read as it is."""
+        return State(loose(self.shape), elastic=True, constant=True)
 
     def partition(self) -> Value:
         return of_number(np.arange(self.devices), ())
