@@ -32,7 +32,7 @@ from shardwright.backends.hlo.collectives import maker_of, origin_of
 from shardwright.backends.hlo.groups import Groups
 from shardwright.backends.hlo.memory_order import is_tiled
 from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction, SourceFrame, parts_of
-from shardwright.backends.hlo.states import State, has_any, of_sharding, shardings_of, stride, whole
+from shardwright.backends.hlo.states import State, extent, has_any, of_sharding, shardings_of, stride, whole
 from shardwright.backends.hlo.tables import Table, decided_by, is_reordered, prime_tables, ranked, varies
 
 CALLS = ("fusion", "call")
@@ -233,6 +233,8 @@ class Checker:
         wrong = made.clash if made.clash is not None else next(iter(ones), None)
         if wrong is not None and not _is_plain(state, asked, wrong):
             return None
+        if made.along and all(decided_by(table, _moved_out(state, asked)) for table in made.along):
+            return None
         along = self.along(made.along or state.tables)
         return None if wrong is None else f"has other blocks of dimension {wrong} than its sharding says, along {along}"
 
@@ -260,6 +262,15 @@ def _is_plain(state: State, asked: State, at: int) -> bool:
             return False
     outer = [table for table in asked.split(at) if not decided_by(table, state.split(at))]
     return not outer or not all(decided_by(table, [*state.split(at), *state.hidden]) for table in outer)
+
+
+def _moved_out(state: State, asked: State) -> list[Table]:
+    """The tables that a result should have in dimensions of extent 1 where it has none: a compiler that knows no such
+    dimension has their blocks where it took them from, as of rows whose outer part was moved behind."""
+    return [
+        table for at, dim in enumerate(state.dims) if extent(dim) == 1 and not state.split(at)
+        for table in asked.split(at)
+    ]  # fmt: skip
 
 
 def _maker(entry: Computation, root: Instruction, number: int) -> Instruction:

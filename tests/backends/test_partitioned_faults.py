@@ -89,6 +89,20 @@ def test_results_against_their_shardings(result: str, reason: list[str]) -> None
     assert told(f"ROOT %t = f32[8,16] all-reduce(%h), {ROWS}", results=[result]) == reason
 
 
+@pytest.mark.parametrize(
+    ("result", "reasons"),
+    [
+        ("{devices=[1,1,2,4]<=[8] last_tile_dim_replicate}", []),
+        ("{devices=[1,2,1,4]<=[8] last_tile_dim_replicate}",
+         ["the result has other blocks of dimension 0 than its sharding says, along data"]),
+    ],
+)  # fmt: skip
+def test_an_outer_part_of_rows_that_was_moved_behind(result: str, reasons: list[str]) -> None:
+    """Of `jnp.moveaxis(r.reshape(2, 8, 16), 0, 2)` XLA for GPUs leaves a bitcast."""
+    moved = "ROOT %t = f32[8,16,1]{2,1,0} bitcast(%r)"
+    assert told(f"%r = f32[8,16]{{1,0}} all-reduce(%h), {ROWS}", moved, results=[result]) == reasons
+
+
 def test_what_is_not_known_is_not_accused() -> None:
     assert told('%c = f32[8,16] custom-call(%h), custom_call_target="mine"', "ROOT %t = f32[8,16] tanh(%c)") == []
     assert told("%c = f32[8,16] never-heard-of(%h), dimensions={9}", "ROOT %t = f32[8,16] tanh(%c)") == []
