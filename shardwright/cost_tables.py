@@ -103,8 +103,8 @@ def _compiled_lines(compiled: CompiledCosts | None) -> list[str]:
     if compiled.estimated_s is not None:
         by = "as they are priced here" if compiled.priced else "as its compiler estimates them"
         lines[0] += f"; kernels {duration_text(compiled.estimated_s)} {by},"
-        other = duration_text(compiled.other.estimated_s or 0.0)
-        lines.append(f"               {other} of it for none of these statements")
+        moving, other = duration_text(compiled.moving_s), duration_text(compiled.other.estimated_s or 0.0)
+        lines.append(f"               {moving} of it for movements, {other} for none of these statements")
     return lines
 
 

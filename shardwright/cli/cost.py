@@ -315,6 +315,7 @@ def _compiled_json(cost: Cost, compiled: CompiledCosts | None) -> dict[str, Any]
         "target": compiled.target,
         "compiled_s": compiled.estimated_s,
         "compiled_bytes_received": compiled.bytes_received,
+        "compiled_moving_s": None if compiled.estimated_s is None else compiled.moving_s,
         "compiled_other_s": compiled.other.estimated_s,
         "ops": [
             _kernel_json(kernel) | {"compiled_s": part.estimated_s, "compiled_bytes_received": part.bytes_received}

@@ -37,6 +37,12 @@ class CompiledCosts:
     estimated_s: float | None
     priced: bool = False
 
+    @property
+    def moving_s(self) -> float:
+        """The estimate of kernels made of movements, as of slices and copies before a collective."""
+        parts = sum(part.estimated_s or 0.0 for part in (*self.parts.values(), self.other))
+        return max(0.0, (self.estimated_s or 0.0) - parts)
+
 
 def compiled_costs(
     cost: Cost, report: FunctionReport, target: str, constants: Constants | None = None

@@ -21,6 +21,7 @@ from shardwright.backends.graph.drawing import timeline_of
 from shardwright.backends.targets.names import parse_target
 from shardwright.compiling.compile_program import explicit, load
 from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.movements.movement import duration_text
 from shardwright.cost.movements.traffic import bytes_received
 from shardwright.cost.programs.program_cost import cost_of
 from shardwright.cost_tables import cost_table
@@ -159,6 +160,18 @@ def test_gpus_copy_the_slices_of_a_loop_and_are_priced_so() -> None:
     assert costs.other.estimated_s is not None
     assert costs.other.estimated_s > laid / load_chip("h100").memory_bytes_per_s
     assert "as they are priced here" in cost_table(cost, costs)
+
+
+def test_kernels_of_movements_are_told_beside_their_rows() -> None:
+    """Those that cut and copy what a collective takes are in the total and in no row."""
+    made = program(FEEDFORWARD, 8, "tpu-v5e:2x4")
+    cost = cost_of(made, made.funcs[0], load_chip("tpu-v5e"))
+    costs = compiled_costs(cost, function(FEEDFORWARD, "tpu-v5e:2x4"), "tpu-v5e:2x4")
+    assert costs.estimated_s is not None
+    rows = sum(part.estimated_s or 0.0 for part in costs.parts.values())
+    assert rows + costs.moving_s + (costs.other.estimated_s or 0.0) == pytest.approx(costs.estimated_s)
+    assert costs.moving_s > 0
+    assert f"{duration_text(costs.moving_s)} of it for movements" in cost_table(cost, costs)
 
 
 def test_flags_for_gpus_are_taken_along(monkeypatch: pytest.MonkeyPatch) -> None:
