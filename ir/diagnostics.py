@@ -145,6 +145,11 @@ class DiagnosticError(Exception):
         self.source = source
         super().__init__(self.diagnostics)
 
+    def remark(self, *notes: str) -> None:
+        """Puts notes beneath every diagnostic."""
+        made = tuple(map(Note, notes))
+        self.diagnostics = tuple(replace(each, notes=(*each.notes, *made)) for each in self.diagnostics)
+
     def render(self) -> str:
         source = self.source or Source("<program>", "")
         return "\n".join(d.render(source) for d in self.diagnostics)

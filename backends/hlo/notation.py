@@ -67,11 +67,18 @@ def parse_entries(source: Source, mesh: Mapping[str, int], lines: range | None =
     """The entries of a text, or of some of its lines, counted from 1. Raises `bad-collectives`, `unknown-collective`,
     `unknown-axis` or `axis-twice` with the place."""
     entries: Counter[CollectiveEntry] = Counter()
+    nothing: Span | None = None
     for number in range(1, len(source.lines) + 1) if lines is None else lines:
         for piece in _PIECE.finditer(source.line(number)):
-            if piece[1] != NONE:
-                entry, count = _entry(piece[1], mesh, number, piece.start(1) + 1)
-                entries[entry] += count
+            if piece[1] == NONE:
+                nothing = Span(number, piece.start(1) + 1, number, piece.end(1) + 1)
+                continue
+            entry, count = _entry(piece[1], mesh, number, piece.start(1) + 1)
+            entries[entry] += count
+    if nothing is not None and entries:
+        raise fault(
+            "bad-collectives", f"`{NONE}` stands for no collective, and here are others", nothing, "leave it out"
+        )
     return entries
 
 
@@ -85,7 +92,8 @@ def _entry(text: str, mesh: Mapping[str, int], line: int, column: int) -> tuple[
         if match is None:
             found = f"`{text[at:]}`" if text[at:] else f"nothing behind `{text}`"
             place = Span(line, column + at, line, column + max(len(text), at + 1))
-            raise fault("bad-collectives", f"expected {what}, found {found}", place, _EXAMPLE)
+            hint = "between collectives there is `;`" if text[at:].startswith(",") else _EXAMPLE
+            raise fault("bad-collectives", f"expected {what}, found {found}", place, hint)
         for name in pattern.groupindex:
             fields[name] = match[name]
             places[name] = Span(line, column + match.start(name), line, column + match.end(name))

@@ -116,7 +116,11 @@ def _wrong_for_lock(test: RunningTest, compiled: _Compiled, name: str | None) ->
         collectives = "\n  ".join(now)
         return f"{_from_here(test.lock)} has no entry {entry}\nnow:\n  {collectives}\nto write it: {command}"
     with located(lock.source):
-        wanted = parse_entries(lock.source, compiled.mesh, lock.entries[entry])
+        try:
+            wanted = parse_entries(lock.source, compiled.mesh, lock.entries[entry])
+        except DiagnosticError as error:
+            error.remark(f"to write it anew: {command}")
+            raise
     place = f"of {_from_here(f'{test.lock}:{lock.entries[entry].start - 1}')}"
     return compiled.difference(wanted, place, f"if this is meant: {command}")
 

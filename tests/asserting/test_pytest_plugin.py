@@ -233,7 +233,7 @@ def test_what_is_refused(session: Session, tmp_path: Path) -> None:
         "note: tell them apart by name='...'",
         "there is no text to compare with, and no test of pytest runs that could have a lock file [no-expectation]",
         f"{lock}:5:11: error: the mesh has no axis y [unknown-axis]\n    permute[y] 8\n            ^\n"
-        "note: the mesh is x=4",
+        "note: the mesh is x=4\nnote: to write it anew: pytest --update-collectives ",
     ):
         assert each in messages
     torn = "<<<<<<< ours\n"

@@ -89,6 +89,20 @@ EXAMPLE = "note: as in `all_gather[x] 1024`, or `2x all_gather[x] 1024 * 12`: tw
             f"                   ^^^\n{EXAMPLE}",
         ),
         (
+            "all_gather[x] 12, all_gather[x] 3",
+            "text:1:17: error: expected how often it runs, found `, all_gather[x] 3` [bad-collectives]\n"
+            "  all_gather[x] 12, all_gather[x] 3\n"
+            f"                  {'^' * 17}\n"
+            "note: between collectives there is `;`",
+        ),
+        (
+            "all_gather[x] 12; none",
+            "text:1:19: error: `none` stands for no collective, and here are others [bad-collectives]\n"
+            "  all_gather[x] 12; none\n"
+            "                    ^^^^\n"
+            "note: leave it out",
+        ),
+        (
             "all-gather[x] 12",
             "text:1:1: error: there is no collective all-gather [unknown-collective]\n"
             "  all-gather[x] 12\n"

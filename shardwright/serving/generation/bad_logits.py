@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from shardwright.ir.diagnostics import DiagnosticError, Note
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.generation.sampling import NOT_DRAWN
@@ -60,8 +59,7 @@ def explained(checkpoint: str | Path, dtype: DType) -> Generator[None]:
     try:
         yield
     except BadLogitsError as error:
-        notes = tuple(map(Note, _causes(checkpoint, dtype)))
-        error.diagnostics = tuple(replace(each, notes=(*each.notes, *notes)) for each in error.diagnostics)
+        error.remark(*_causes(checkpoint, dtype))
         raise
 
 

@@ -12,7 +12,7 @@ from shardwright.cost.hardware.chips import Machine, load_machine
 from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
 from shardwright.cost.offloading.policy import AttentionPlace, Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.types import DType, Tier
 from shardwright.models.config import read_config
@@ -165,5 +165,7 @@ class RunOptions:
             except DiagnosticError as error:
                 failed = error
         assert failed is not None
-        note = f"that is of {less.share(tier):.0%} of the {tier}, since a plan for {room.share(tier):.0%} did not run"
-        raise DiagnosticError([replace(each, notes=(Note(note), *each.notes)) for each in failed.diagnostics])
+        failed.remark(
+            f"that is of {less.share(tier):.0%} of the {tier}, since a plan for {room.share(tier):.0%} did not run"
+        )
+        raise failed
