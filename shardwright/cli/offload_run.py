@@ -44,7 +44,7 @@ def add_run(parser: Parser) -> None:
     add = parser.add_argument
     own = parser.add_argument_group("the machine at hand").add_argument
     add("--prompts", metavar="IN.jsonl", help="prompts as JSON lines")
-    add_output(parser, "OUT.jsonl")
+    add_output(parser, "OUT.jsonl", otherwise="needed without --plan-only")
     add("--max-new-tokens", type=natural, metavar="N", default=64, help="at most so many (default: 64)")
     add_sampling(parser)
     add_dtype(parser)

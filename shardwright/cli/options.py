@@ -450,9 +450,16 @@ def print_notes(name: str, notes: Sequence[str]) -> None:
     print("".join(f"{name}: note: {note}\n" for note in notes), end="", file=sys.stderr)
 
 
-def add_output(parser: Parser, metavar: str, *, required: bool = False, kind: Callable[[str], str] = str) -> None:
-    """-o OUT, a path as text, read by `kind`; None where not given."""
-    where = "" if required else "; standard output otherwise"
+def add_output(
+    parser: Parser,
+    metavar: str,
+    *,
+    required: bool = False,
+    kind: Callable[[str], str] = str,
+    otherwise: str = "standard output otherwise",
+) -> None:
+    """-o OUT, a path as text, read by `kind`; None where not given, which means what `otherwise` says."""
+    where = "" if required else f"; {otherwise}"
     parser.add_argument("-o", "--output", metavar=metavar, required=required, type=kind, help=f"write here{where}")
 
 

@@ -102,6 +102,10 @@ def test_a_line_at_fault(line: str, said: str) -> None:
             '{"tokens": [1], "x": -1e400}',
             "this line is not JSON that can be read: -1e400 is beyond the numbers that can be kept [bad-line]",
         ),
+        (
+            f'{{"tokens": [{"7" * 5000}]}}',
+            f"this line is not JSON that can be read: {'7' * 30}... is beyond the numbers that can be kept [bad-line]",
+        ),
         ("[" * 100000, "this line is not JSON that can be read: it is nested too deeply [bad-line]"),
         ('{"prompt": "\\ud800"}', "the prompt has half of a surrogate pair, which is no character [bad-prompt]"),
         ('{"prompt": "abcdefghij"}', "the tokenizer gives token 10, and the model has 9 tokens [bad-tokenizer]"),

@@ -110,7 +110,7 @@ def read_text(path: str) -> Source:
 
 def _object(line: str, span: Span) -> dict[str, Any]:
     try:
-        value: object = json.loads(line, parse_constant=_not_json, parse_float=_number)
+        value: object = json.loads(line, parse_constant=_not_json, parse_int=_whole, parse_float=_number)
     except json.JSONDecodeError as error:
         here = Span(span.line, error.colno, span.line, error.colno + 1)
         raise fault("bad-line", f"this line is not JSON: {error.msg.lower()}", here, _EXAMPLE) from None
@@ -133,12 +133,24 @@ def _not_json(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number of JSON")
 
 
+def _whole(word: str) -> int:
+    """A number that can be written again: Python reads and writes so many digits and no more."""
+    try:
+        return int(word)
+    except ValueError:
+        raise _beyond(word) from None
+
+
 def _number(word: str) -> float:
     """A number that can be written again: not one that only infinity is near to."""
     number = float(word)
     if math.isinf(number):
-        raise ValueError(f"{word if len(word) < 30 else f'{word[:30]}...'} is beyond the numbers that can be kept")
+        raise _beyond(word)
     return number
+
+
+def _beyond(word: str) -> ValueError:
+    return ValueError(f"{word if len(word) < 30 else f'{word[:30]}...'} is beyond the numbers that can be kept")
 
 
 def _tokens(keys: Mapping[str, Any], span: Span, vocab: int, encode: Encode | None) -> tuple[int, ...]:
