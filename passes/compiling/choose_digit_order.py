@@ -25,7 +25,7 @@ from shardwright.ir.digit_orders import (
 )
 from shardwright.ir.digits import Order, blocks_order, fitting_order, global_indices, order_size, radix
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops import Alias, Concat, Merge, Rename, Split, Take, Topk
+from shardwright.ir.ops import Alias, Merge, Rename, Split, Topk
 from shardwright.ir.program import DimInfo, Func, Let, Program
 from shardwright.ir.strategies import digits_fit
 from shardwright.ir.types import ON_DEVICE, DimSplits, OpenType, TensorType, ValueType
@@ -36,6 +36,9 @@ Score = tuple[Fraction | int, ...]
 
 _MOST_DIGITS = 4
 """The most digits of a dimension under whose orders movements are planned; the orders of more are too many."""
+
+
+TyingOperation = Rename | Split | Merge | Topk
 
 
 class DigitConflictError(DiagnosticError):
@@ -76,10 +79,12 @@ class ChooseDigitOrder(Pass):
 
 @dataclass(frozen=True)
 class _Constraint:
-    """A rename, split or merge that passes a split, and the dimensions whose orders it ties together."""
+    """A rename, split or merge that passes a split, and the dimensions whose orders it ties together; of a rename of
+    several dimensions one of them, `operation`."""
 
     func: Func
     statement: Let
+    operation: TyingOperation
     operand: TensorType
     dims: tuple[str, ...]
 
@@ -169,9 +174,9 @@ class _Search:
         """The axes in the order of each dimension."""
         used = {dim.name: self.digits(dim) for dim in self.program.dims}
         for constraint in self.constraints:
-            if isinstance(constraint.statement.operation, Topk):  # its blocks are stretches, also of what is not split
+            if isinstance(constraint.operation, Topk):  # its blocks are stretches, also of what is not split
                 for name in constraint.dims:
-                    used[name] |= set(constraint.statement.operation.by)
+                    used[name] |= set(constraint.operation.by)
         return used
 
     def digits(self, dim: DimInfo) -> set[str]:
@@ -276,7 +281,7 @@ class _Search:
     def meeting(self, names: list[str]) -> Iterator[dict[str, Order]]:
         """The orders for these dimensions that satisfy every constraint on them."""
         relevant = [c for c in self.constraints if set(c.dims) & set(names)]
-        composite = {c.dims[0]: c for c in relevant if isinstance(c.statement.operation, Split | Merge)}
+        composite = {c.dims[0]: c for c in relevant if isinstance(c.operation, Split | Merge)}
         simple = [name for name in names if name not in composite]
         for orders in self.assignments(simple, list(composite.values())):
             if all(self.holds(c, orders) for c in relevant):
@@ -321,7 +326,7 @@ class _Search:
         result = constraint.statement.result.type
         assert isinstance(result, TensorType)
         known = {**orders_in(self.program, func), **seen}
-        operation = constraint.statement.operation
+        operation = constraint.operation
         if isinstance(operation, Topk):
             return all(known[dim][: len(operation.by)] == operation.by for dim in constraint.dims)
         if self.roomy:
@@ -330,7 +335,7 @@ class _Search:
             )
             if any(kind.shape.size(name) % order_size(known[name], self.program.mesh) for kind, name in split):
                 return False
-        return digits_fit(constraint.statement.operation, constraint.operand, result, known, self.program.mesh)
+        return digits_fit(operation, constraint.operand, result, known, self.program.mesh)
 
     def assignments(self, simple: list[str], composite: list[_Constraint]) -> Iterator[dict[str, Order]]:
         """Orders for the simple dimensions, with what follows from them for those that split into several."""
@@ -442,27 +447,26 @@ def _conflict(constraints: list[_Constraint]) -> DigitConflictError:
 def _constraints(program: Program) -> Iterator[_Constraint]:
     for site in (site for func in program.funcs for site in sites(program, func)):
         match site.statement:
-            case Let(operation=Rename() | Split() | Merge() | Take() | Concat() | Topk() as operation) as statement:
-                name = statement.operands[0]
-                operand = site.scope.type_of(name) if isinstance(name, str) else None
-                if isinstance(operand, TensorType) and isinstance(statement.result.type, TensorType):
-                    tied = _tied_dims(operation, operand)
-                    if tied:
-                        yield _Constraint(site.func, statement, operand, tied)
+            case Let(operation=Rename() | Split() | Merge() | Topk() as operation, operands=(str(name), *_)) as let:
+                operand = site.scope.type_of(name)
+                if isinstance(operand, TensorType) and isinstance(let.result.type, TensorType):
+                    ties = _ties(operation, operand)
+                    yield from (_Constraint(site.func, let, each, operand, dims) for each, dims in ties)
             case _:
                 pass
 
 
-def _tied_dims(operation: Rename | Split | Merge | Take | Concat | Topk, operand: TensorType) -> tuple[str, ...]:
-    """The dimensions whose orders must agree, the composite one first; none if no split passes."""
+def _ties(operation: TyingOperation, operand: TensorType) -> Iterator[tuple[TyingOperation, tuple[str, ...]]]:
+    """The operation, of a rename each pair by itself, where a split passes it, and the dimensions whose orders must
+    agree, the composite one first."""
     match operation:
         case Rename():
-            return next(((old, new) for old, new in operation.pairs if operand.split(old)), ())
-        case Split():
-            return (operation.source, *operation.parts) if operand.split(operation.source) else ()
-        case Merge():
-            return (operation.target, *operation.parts) if any(map(operand.split, operation.parts)) else ()
-        case Topk():
-            return tuple(dict.fromkeys((operation.dim, operation.target))) if operand.split(operation.dim) else ()
-        case Take() | Concat():
-            return ()
+            yield from ((Rename((pair,)), pair) for pair in operation.pairs if operand.split(pair[0]))
+        case Split() if operand.split(operation.source):
+            yield operation, (operation.source, *operation.parts)
+        case Merge() if any(map(operand.split, operation.parts)):
+            yield operation, (operation.target, *operation.parts)
+        case Topk() if operand.split(operation.dim):
+            yield operation, tuple(dict.fromkeys((operation.dim, operation.target)))
+        case _:
+            pass

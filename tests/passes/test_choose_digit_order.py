@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from program_text import program
+from program_text import by_bytes, program
 
 from shardwright.backends.validation.validate import validate
 from shardwright.compiling.compile_program import print_program
@@ -66,6 +66,20 @@ def test_a_rename_makes_orders_equal() -> None:
           return r
         }""")
     assert found == {"L": ("y", "x"), "T": ("y", "x")}
+
+
+def test_a_rename_ties_each_of_its_pairs() -> None:
+    """B, whose last digit the mesh would make y, has y first, as C has it alone."""
+    text = """
+        mesh x=2 y=2
+        dim A=8 B=8 F=8 C=8
+        func f(a: f32 A_xB_y, b: f32 B_xy) -> (f32 F_xC_y, f32 B_xy) {
+          r = rename[A -> F, B -> C](a)
+          return r, tanh(b)
+        }"""
+    made = by_bytes(program(text))
+    assert made.dim("B").order == ("y", "x")
+    assert bytes_received(made, made.funcs[0]).bytes == 0
 
 
 def test_a_merged_dimension_has_the_digits_of_its_parts_with_what_is_left_between_them() -> None:
