@@ -133,7 +133,11 @@ class Descent:
     def on(self, axes: Sequence[int], within: Within | None = None) -> LayoutProblem:
         """The problem on these axes of its mesh. Raises a `DiagnosticError` where demands cannot be met on them."""
         problem = self.solver.problem
-        return problem.problems.on(axes).of(replace(problem.options, excluded=frozenset()), within or Within())
+        options = replace(problem.options, excluded=frozenset())
+        if len(axes) < len(problem.program.mesh):  # there what is barred is a part of what may be chosen
+            whole = frozenset(each for each in options.barred_reshapes if each[2] is None)
+            options = replace(options, barred_reshapes=whole)
+        return problem.problems.on(axes).of(options, within or Within())
 
     def one_by_one(
         self, axes: Sequence[int], before: Sequence[int] = (), states: States | None = None

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from program_text import place_layouts
+from program_text import place_layouts, program
 
 from shardwright.backends.validation.validate import validate
 from shardwright.cost.choosing import axis_descent
-from shardwright.cost.choosing.layout_problem import Group, PlacementOptions
+from shardwright.cost.choosing.layout_problem import Group, PlacementOptions, StrategyTable
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.layouts import Moves
 from shardwright.cost.choosing.limited_placement import LimitedPlacement
 from shardwright.cost.choosing.placement import Solver
-from shardwright.ir.diagnostics import Source
-from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.ir.program import Program
-from shardwright.ir.text.parser import parse
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.place import place
@@ -71,10 +69,6 @@ func f(x: f32 B_wL_zE_x, w_in: f32 E_yF_x, w_out: f32 F_zE_w) -> f32 B_xL_wE_z {
   return y + tanh(y)
 }
 """
-
-
-def program(text: str) -> Program:
-    return elaborate(parse(Source("<test>", text)))
 
 
 def quickly(made: Program) -> LayoutSolution:
@@ -197,3 +191,19 @@ def test_axes_that_are_too_many_at_once_are_looked_at_one_by_one(monkeypatch: py
     assert least <= quick.bytes_received < 2 * least
     placed, _ = place(decomposed, PlacementOptions(), choose=LimitedPlacement(decomposed, proof=False))
     assert validate(before, run_passes(placed, MOVEMENTS)) is not None
+
+
+def test_splits_that_are_barred_on_all_axes_may_be_chosen_on_some() -> None:
+    """Of A over x and y as H over x and D over y, A over x as H over x is a part, and no other way than that."""
+    made = program(
+        "mesh x=2 y=2\ndim A=8 H=4 D=2\nfunc f(a: f32 A?) -> f32 HD? {\n v = split[A -> HD](a)\n return v\n}"
+    )
+    splits = ("A", ("x", "y")), ("H", ("x",)), ("D", ("y",))
+    barred = PlacementOptions(barred_reshapes=frozenset({("f", "v", splits)}))
+    counts: list[list[int]] = []
+    for options in (PlacementOptions(), barred):
+        whole = ProgramProblems(made).of(options)
+        problems = whole, axis_descent.Descent(Solver(whole)).on([0])
+        tables = [entry for each in problems for entry in each.entries if isinstance(entry, StrategyTable)]
+        counts.append([len(table.codes[0]) for table in tables if table.statement is not None])
+    assert [before - after for before, after in zip(*counts, strict=True)] == [1, 0]
