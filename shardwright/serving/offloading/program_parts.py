@@ -12,6 +12,7 @@ from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Add, Alias, Full, Iota, Update
 from shardwright.ir.program import Carry, DimInfo, Func, Let, Loop, Marking, Program, SetState, Statement, Value
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import Dim, DType, TensorType, ValueType
 from shardwright.ir.walk import map_bodies, map_values, names_used, rename_operands
 from shardwright.passes.memory.block_batches import OPENING
@@ -91,17 +92,18 @@ def part_of(program: Program, place: PipelineStage) -> Program:
         return program
     loop = layers_of(program.funcs[0])[1]
     own = place.layers(program.sizes()[loop.dim])
-    funcs = tuple(_numbered_from(own.start, loop.dim, _part(program, func, place)) for func in program.funcs)
+    parts = (_part(program, func, place) for func in program.funcs)
+    funcs = tuple(_numbered_from(own.start, loop.dim, part, Namer.of(program, part)) for part in parts)
     used = set[str]().union(*(names_used(func.body) for func in funcs))
     weights = tuple(value for value in program.weights if value.name in used)
     return resized(replace(program, funcs=funcs, weights=weights), {loop.dim: len(own)})
 
 
-def _numbered_from(first: int, layers: str, func: Func) -> Func:
+def _numbered_from(first: int, layers: str, func: Func, namer: Namer) -> Func:
     """The function in which what counts along the dimension of the layers, `iota` or a loop, begins with `first`."""
 
     def counted(value: Value) -> tuple[Value, Let]:
-        here = replace(value, name=f"{value.name}_here")
+        here = replace(value, name=namer.fresh(f"{value.name}_here"))
         return here, Let((value,), Add(), (here.name, Number(str(first))))
 
     def block(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
