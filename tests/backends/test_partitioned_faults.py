@@ -98,7 +98,7 @@ def test_results_against_their_shardings(result: str, reason: list[str]) -> None
     ],
 )  # fmt: skip
 def test_an_outer_part_of_rows_that_was_moved_behind(result: str, reasons: list[str]) -> None:
-    """Of `jnp.moveaxis(r.reshape(2, 8, 16), 0, 2)` XLA for GPUs leaves a bitcast."""
+    """XLA for GPUs leaves a bitcast of `jnp.moveaxis(r.reshape(2, 8, 16), 0, 2)`."""
     moved = "ROOT %t = f32[8,16,1]{2,1,0} bitcast(%r)"
     assert told(f"%r = f32[8,16]{{1,0}} all-reduce(%h), {ROWS}", moved, results=[result]) == reasons
 

@@ -55,8 +55,8 @@ def together(cases: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
 
 
 def test_tokens_of_two_processes(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    """Of transformers where they are greedy, else of one process: places, schedules, drawn tokens, texts that end,
-    hidden states that are sent late, and layers that differ."""
+    """Greedy ones are those of transformers, others those of one process: places, schedules, drawn tokens, texts that
+    end, hidden states that are sent late, and layers that differ."""
     opt, llama, differing = checkpoint("opt"), checkpoint("llama-grouped"), checkpoint("qwen2-some-windows")
     stop = tokens(opt)[0][3]
     late = case(opt, "2,4,20,50,30,30,20,40") | {"late": 0.01}

@@ -93,7 +93,7 @@ def test_pages_are_refused(shardwright: Callable[..., Any], tmp_path: Path) -> N
 
 @pytest.mark.parametrize("process", [0, 2])
 def test_stages_over_meshes_have_any_vocabulary(process: int, tmp_path: Path) -> None:
-    """What a stage before the last hands on is split along E, and its digits are none of the vocabulary's."""
+    """A stage before the last hands on states split along E, whose digits are none of the vocabulary's."""
     keys, mesh = config_keys("llama-grouped") | {"vocab_size": 33}, Mesh.of(x=2)
     (tmp_path / "config.json").write_text(json.dumps(keys))
     request = OffloadRequest(parse_policy(POLICIES[0]), dtype=DType.F32, mesh=mesh)

@@ -163,7 +163,7 @@ def test_gpus_copy_the_slices_of_a_loop_and_are_priced_so() -> None:
 
 
 def test_kernels_of_movements_are_told_beside_their_rows() -> None:
-    """Those that cut and copy what a collective takes are in the total and in no row."""
+    """Kernels that cut and copy for a collective are in the total and in no row."""
     made = program(FEEDFORWARD, 8, "tpu-v5e:2x4")
     cost = cost_of(made, made.funcs[0], load_chip("tpu-v5e"))
     costs = compiled_costs(cost, function(FEEDFORWARD, "tpu-v5e:2x4"), "tpu-v5e:2x4")

@@ -131,8 +131,7 @@ class CheckedInstruction:
 
     def opaque(self) -> Value:
         """The state of what no rule knows: open along everything that an operand differs along."""
-        along = frozenset(table for state in self.states for table in state.tables)
-        made = [State(whole(shape_of(t)), open=along) for t in leaf_types(self.instruction.type)]
+        made = [self.opaque_of(shape_of(t), *self.states) for t in leaf_types(self.instruction.type)]
         return packed(self.instruction.type, iter(made))
 
     def opaque_of(self, shape: Sequence[int], *states: State) -> State:
