@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from oracles.renamed_programs import orders_agree, renamed_program
 from oracles.reshaped_programs import reshaped_program
 from program_text import program
 
@@ -13,7 +14,7 @@ from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.program import Program
 from shardwright.passes.compiling import place
-from shardwright.passes.compiling.choose_digit_order import DigitConflictError, require_room
+from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder, DigitConflictError, require_room
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import ENOUGH
 from shardwright.passes.compiling.place import Place
@@ -37,6 +38,20 @@ def test_programs_of_many_reshapes_mean_what_they_meant(objective: str, monkeypa
         validate(surface, explicit(surface, place=Place(objective=objective)))
     assert {len(statements) for statements in conflicts} >= {1, 2}
     assert len(conflicts) > 12
+
+
+def test_a_conflict_is_where_no_orders_agree() -> None:
+    conflicts = 0
+    for seed in range(200):
+        made = program(renamed_program(seed))
+        try:
+            ChooseDigitOrder(tied=True).run(made)
+        except DigitConflictError:
+            conflicts += 1
+            assert not orders_agree(made), seed
+        else:
+            assert orders_agree(made), seed
+    assert 20 < conflicts < 100
 
 
 def test_the_bound_is_of_all_programs_whose_digits_agree() -> None:
