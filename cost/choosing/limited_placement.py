@@ -70,17 +70,20 @@ class PlacementProof:
 
 
 class LimitedPlacement:
-    """Chooses layouts by bytes for one program, again and again under other options, within one limit for all."""
+    """Chooses layouts by bytes for one program, again and again under other options, within one limit for all, and one
+    as large for those that bar some splits, which are many."""
 
     def __init__(self, program: Program, limit: WorkLimit | None = None, *, proof: bool = True) -> None:
         self.program, self.problems = program, ProgramProblems(program)
         self.limit = limit or WorkLimit(most_entries(program))
+        self.limit_of_barred = WorkLimit(self.limit.most)
         self.proof_wanted = proof
 
     def __call__(self, options: PlacementOptions, cutoff: float = math.inf) -> LayoutSolution:
         """The layouts; those that receive the `cutoff` or more are not told apart. Raises a `DiagnosticError` where the
         demands cannot be met together."""
-        for limit in (self.limit, WorkLimit(MOST_ENTRIES)):
+        is_barred = any(splits is not None for *_, splits in options.barred_reshapes)
+        for limit in (self.limit_of_barred,) if is_barred else (self.limit, WorkLimit(MOST_ENTRIES)):
             with suppress(OutOfWorkError):
                 effort = Effort(limit, proof=self.proof_wanted, cutoff=cutoff)
                 return Solver(self.problems.of(options), effort).solve()

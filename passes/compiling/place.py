@@ -44,7 +44,8 @@ SECONDS = 60.0
 """For choosing layouts, at most; most take far less."""
 
 ROOMY_TRIES = 24
-"""How often layouts are chosen anew, each time with one more dimension left whole, for all digits to have room."""
+"""How often layouts are chosen anew, each time with one more dimension left whole, or one more split barred, for all
+digits to have room."""
 
 
 @dataclass(frozen=True)
