@@ -77,6 +77,11 @@ class Dimensions:
         if not self.frozen:
             self.pieces.append((whole, tuple(parts)))
 
+    def tie_all(self, first: Sequence[Slot | None], second: Sequence[Slot | None]) -> None:
+        """Ties the axes of two values, pair by pair."""
+        for a, b in zip(first, second, strict=True):
+            self.tie(a, b)
+
     def tie_pieces(self) -> None:
         """Gives what is cut alike the same parts, and makes one of what has the same parts: heads of the queries and
         of the result, of one layer and of the next."""
@@ -87,8 +92,7 @@ class Dimensions:
             for whole, parts in self.pieces:
                 sizes = tuple(self.size[self.find(part)] for part in parts)
                 first = cuts.setdefault((self.find(whole), sizes), parts)
-                for a, b in zip(first, parts, strict=True):
-                    self.tie(a, b)
+                self.tie_all(first, parts)
                 self.tie(wholes.setdefault(tuple(map(self.find, parts)), whole), whole)
 
     def is_of_loop(self, slot: Slot) -> bool:

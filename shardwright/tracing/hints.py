@@ -16,8 +16,7 @@ def tie_by_path(traced: TracedFunction, dimensions: Dimensions) -> None:
         if not any(parts):
             continue
         other = first.setdefault((parts, variable.shape), variable)
-        for a, b in zip(dimensions.axes(variable, frozenset()), dimensions.axes(other, frozenset()), strict=True):
-            dimensions.tie(a, b)
+        dimensions.tie_all(dimensions.axes(variable, frozenset()), dimensions.axes(other, frozenset()))
 
 
 def hint_letters(traced: TracedFunction, dimensions: Dimensions) -> None:

@@ -175,6 +175,14 @@ class GraphWriter:
         inside = ", ".join(f"{self.name(a)} -> {self.name(b)}" for a, b in changed)
         return ProgramValue(self.write(f"{value.text}_r", f"rename[{inside}]({value.text})"), axes, order)
 
+    def tied(
+        self, value: ProgramValue, axes: Sequence[Slot | None], own: Sequence[Slot | None] | None = None
+    ) -> ProgramValue:
+        """The value with its axes, or these of its `own`, tied to `axes` and called as they are."""
+        own = value.axes if own is None else own
+        self.dimensions.tie_all(own, axes)
+        return self.renamed(value, {a: b for a, b in zip(own, axes, strict=True) if a is not None})
+
     def counted(self, slot: Slot, stem: str = "iota") -> str:
         """The indices of a dimension."""
         text = self.write(stem, f"iota[{self.name(slot)}]()")
@@ -223,8 +231,7 @@ class GraphWriter:
         new: list[str] = []
         for variable, axes, operand in changed:
             value = self.whole(operand)
-            for ours, theirs in zip(axes, value.axes, strict=True):
-                self.dimensions.tie(ours, theirs)
+            self.dimensions.tie_all(axes, value.axes)
             named = {theirs: ours for ours, theirs in zip(axes, value.axes, strict=True) if theirs is not None}
             slots = edge_axes(self, axes, operand.shape)
             name = f"{self.states[variable.number]}_new"

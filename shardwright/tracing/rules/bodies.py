@@ -23,8 +23,7 @@ def _cond(w: GraphWriter, op: Application) -> None:
     for body in op.params["bodies"]:
         for parameter, operand in zip(body.parameters, operands, strict=True):
             value = w.value(operand)
-            for a, b in zip(value.axes, w.axes(parameter), strict=True):
-                w.dimensions.tie(a, b)
+            w.dimensions.tie_all(value.axes, w.axes(parameter))
             w.alias(parameter, value, value.axes)
         w.apply(body)
         chosen.append(body.results)
@@ -62,12 +61,11 @@ def _scan(w: GraphWriter, op: Application) -> None:
     inner = [w.dimensions.axes(v, inside) for v in body.parameters]
     index = w.fresh("i")
     for operand, parameter, axes in zip(consts, body.parameters, inner, strict=False):
-        _enter_body(w, operand, parameter, axes, w.value(operand).axes)
+        value = w.tied(w.value(operand), axes)
+        w.alias(parameter, value, value.axes)
     carried = []
     for i, (init, parameter, axes) in enumerate(zip(inits, body.parameters[n_consts:], inner[n_consts:], strict=False)):
-        for a, b in zip(w.value(init).axes, axes, strict=True):
-            tie(a, b)
-        value = w.renamed(w.value(init), {a: b for a, b in zip(w.value(init).axes, axes, strict=True) if a is not None})
+        value = w.tied(w.value(init), axes)
         order = tuple(axis for axis in axes if axis is not None)
         text = w.full(value, order, init.dtype)
         following = body.results[i]
@@ -86,9 +84,7 @@ def _scan(w: GraphWriter, op: Application) -> None:
             value = w.renamed(value, {first: trips})
         elif first is not None:
             tie(first, stacked)
-        for a, b in zip(value.axes[1:], axes, strict=True):
-            tie(a, b)
-        value = w.renamed(value, {a: b for a, b in zip(value.axes[1:], axes, strict=True) if a is not None})
+        value = w.tied(value, axes, value.axes[1:])
         seen = tuple(s for s in value.order if find(s) != find(trips))
         w.values[parameter.number] = ProgramValue(value.text, value.axes[1:], seen, value.is_number)
         if first is not None and params["reverse"]:
@@ -117,9 +113,7 @@ def _scan(w: GraphWriter, op: Application) -> None:
     nexts = []
     for out, parameter in zip(body.results, body.parameters[n_consts : n_consts + n_carry], strict=False):
         value, axes = w.value(out), w.dimensions.axes(parameter, inside)
-        for a, b in zip(value.axes, axes, strict=True):
-            tie(a, b)
-        value = w.renamed(value, {a: b for a, b in zip(value.axes, axes, strict=True) if a is not None})
+        value = w.tied(value, axes)
         text = w.full(value, tuple(a for a in axes if a is not None), out.dtype)
         nexts.append(text)
     for (out, _), (name, order) in zip(ys, buffers, strict=True):
@@ -148,15 +142,13 @@ def _once(w: GraphWriter, op: Application, body: Graph, others: Sequence[Operand
     for parameter, operand in zip(body.parameters, (*others, *xs), strict=True):
         value = w.value(operand)
         axes = value.axes[len(value.axes) - len(parameter.shape) :]
-        for a, b in zip(axes, w.axes(parameter), strict=True):
-            w.dimensions.tie(a, b)
+        w.dimensions.tie_all(axes, w.axes(parameter))
         w.alias(parameter, value, axes)
     w.apply(body)
     for out, result in zip(body.results, op.results, strict=True):
         value = w.value(out)
         axes = (*[None] * (len(result.shape) - len(value.axes)), *value.axes)
-        for a, b in zip(axes, w.axes(result), strict=True):
-            w.dimensions.tie(a, b)
+        w.dimensions.tie_all(axes, w.axes(result))
         w.alias(result, value, axes)
 
 
@@ -167,14 +159,6 @@ def _axes_inside(w: GraphWriter, out: Operand, inside: frozenset[Hashable]) -> t
         None if size == 1 else w.dimensions.slot(("constant", id(out), axis), size, inside=inside)
         for axis, size in enumerate(out.shape)
     )
-
-
-def _enter_body(w: GraphWriter, operand: Operand, parameter: Variable, axes: Sequence[Slot | None],
-                given: Sequence[Slot | None]) -> None:  # fmt: skip
-    for a, b in zip(given, axes, strict=True):
-        w.dimensions.tie(a, b)
-    value = w.renamed(w.value(operand), {a: b for a, b in zip(given, axes, strict=True) if a is not None})
-    w.alias(parameter, value, value.axes)
 
 
 def _leave_body(

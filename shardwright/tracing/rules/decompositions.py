@@ -41,8 +41,7 @@ def _cholesky(w: GraphWriter, op: Application) -> None:
 def _triangular_solve(w: GraphWriter, op: Application) -> None:
     names = ("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal")
     _of_matrices(w, op, {name: bool(op.params[name]) for name in names})
-    for a, b in zip(w.value(op.operands[1]).axes, w.axes(op.results[0]), strict=True):
-        w.dimensions.tie(a, b)
+    w.dimensions.tie_all(w.value(op.operands[1]).axes, w.axes(op.results[0]))
 
 
 @rule("lu")

@@ -64,10 +64,7 @@ def elementwise(w: GraphWriter, op: Application, template: str, operands: Sequen
     axes = w.axes(result)
     values = [w.value(operand) for operand in operands or op.operands]
     for at, value in enumerate(values):
-        own = axes[len(axes) - len(value.axes) :]
-        for slot, axis in zip(value.axes, own, strict=True):
-            w.dimensions.tie(slot, axis)
-        values[at] = w.renamed(value, {a: b for a, b in zip(value.axes, own, strict=True) if a is not None})
+        values[at] = w.tied(value, axes[len(axes) - len(value.axes) :])
     for at, operand in enumerate(operands or op.operands):
         if values[at].is_number and operand.dtype == "bool":
             values[at] = ProgramValue(w.write("number", values[at].text, "bool"), values[at].axes, ())
@@ -168,8 +165,7 @@ def same(w: GraphWriter, op: Application) -> None:
     for operand, result in zip(op.operands, op.results, strict=True):
         value = w.value(operand)
         axes = w.axes(result)
-        for a, b in zip(value.axes, axes, strict=True):
-            w.dimensions.tie(a, b)
+        w.dimensions.tie_all(value.axes, axes)
         w.alias(result, value, value.axes)
 
 

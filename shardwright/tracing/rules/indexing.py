@@ -98,10 +98,7 @@ def _gather(w: GraphWriter, op: Application) -> None:
         if sizes[d] > 1:
             ids = _window(w, op, d, ids, sizes[d])
             places = [*batch_axes, axes[windows[d]]]
-        index = w.value(ids)
-        for a, b in zip(index.axes, places, strict=True):
-            w.dimensions.tie(a, b)
-        index = w.renamed(index, {a: b for a, b in zip(index.axes, places, strict=True) if a is not None})
+        index = w.tied(w.value(ids), places)
         aligned = Variable((result.number, "aligned", d), ids.shape, "int32")
         w.values[aligned.number] = index
         value = looked_up(w, op, value, d, aligned, places[-1] if sizes[d] > 1 else None)

@@ -16,7 +16,7 @@ from shardwright.backends.torch_operations import torch_flops
 from shardwright.ir.ops import Foreign
 from shardwright.ir.types import DType
 from shardwright.tracing.dimensions import Slot
-from shardwright.tracing.graph import Application, Constant, Operand, Variable
+from shardwright.tracing.graph import Application, Constant, Operand
 from shardwright.tracing.rules.elementwise import elementwise, same
 from shardwright.tracing.rules.table import RULES, do, rule
 from shardwright.tracing.writer import GraphWriter, ProgramValue, dtype_of, refusal
@@ -192,13 +192,8 @@ def _along(w: GraphWriter, op: Application) -> None:
     if op.params.get("reverse"):
         params["reverse"] = True
     called(w, op, op.primitive, [kept], params, ones=False)
-    _tie_all(w, operand, op.results[0])
-
-
-def _tie_all(w: GraphWriter, operand: Operand, result: Variable) -> None:
-    """The axes that no chip splits are the same dimensions, too."""
-    for a, b in zip(w.value(operand).axes, w.axes(result), strict=True):
-        w.dimensions.tie(a, b)
+    # The axis that no chip may split is the same dimension before and after, too.
+    w.dimensions.tie_all(w.value(operand).axes, w.axes(op.results[0]))
 
 
 @rule("reduce_prod")
@@ -319,8 +314,7 @@ def _bitcast(w: GraphWriter, op: Application) -> None:
         same(w, op)
         return
     value, axes = w.whole(operand), w.axes(result)
-    for a, b in zip(value.axes, axes, strict=True):
-        w.dimensions.tie(a, b)
+    w.dimensions.tie_all(value.axes, axes)
     w.put(result, f"bitcast[{target}]({value.text})", value.order, value.axes, stem="bits")
 
 

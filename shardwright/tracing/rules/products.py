@@ -74,8 +74,7 @@ def _reduced(w: GraphWriter, op: Application, template: str, *, counts: bool = F
     result = op.results[0]
     axes = w.axes(result)
     kept = [slot for i, slot in enumerate(value.axes) if i not in over]
-    for a, b in zip(kept, axes, strict=True):
-        w.dimensions.tie(a, b)
+    w.dimensions.tie_all(kept, axes)
     find = w.dimensions.find
     gone = [value.axes[i] for i in over if value.axes[i] is not None]
     if not gone:
@@ -143,8 +142,7 @@ def _cumsum(w: GraphWriter, op: Application) -> None:
         f"sum[{name}]({text}) - cumsum[{name}]({text}) + {text}" if op.params["reverse"] else f"cumsum[{name}]({text})"
     )
     axes = w.axes(op.results[0])
-    for a, b in zip(value.axes, axes, strict=True):
-        w.dimensions.tie(a, b)
+    w.dimensions.tie_all(value.axes, axes)
     w.put(op.results[0], made, value.order, value.axes, w.type(op.results[0].dtype, value.order), stem="cumsum")
 
 

@@ -76,10 +76,7 @@ def _write_at(w: GraphWriter, op: Application, windows: Mapping[int, int], at: d
     find = w.dimensions.find
     batch = [i for i in range(len(updates.shape)) if i not in windows.values()]
     value = w.whole(updates)
-    whole_base = w.whole(base)
-    for a, b in zip(whole_base.axes, axes, strict=True):
-        w.dimensions.tie(a, b)
-    whole_base = w.renamed(whole_base, {a: b for a, b in zip(whole_base.axes, axes, strict=True) if a is not None})
+    whole_base = w.tied(w.whole(base), axes)
     # Rows that are written one by one, in their order, are the same dimension there as here.
     same_rows = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     for d, index in list(at.items()):
@@ -268,10 +265,7 @@ def _update_slice(w: GraphWriter, op: Application) -> None:
     cache, new, *starts = op.operands
     result = op.results[0]
     axes = w.axes(result)
-    old = w.whole(cache)
-    for a, b in zip(old.axes, axes, strict=True):
-        w.dimensions.tie(a, b)
-    old = w.renamed(old, {a: b for a, b in zip(old.axes, axes, strict=True) if a is not None})
+    old = w.tied(w.whole(cache), axes)
     order = tuple(axis for axis in axes if axis is not None)
     parts = [d for d, size in enumerate(new.shape) if size != cache.shape[d]]
     if not parts:

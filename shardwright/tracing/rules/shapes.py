@@ -37,8 +37,7 @@ def _broadcast(w: GraphWriter, op: Application) -> None:
 def _transpose(w: GraphWriter, op: Application) -> None:
     value, axes = w.value(op.operands[0]), w.axes(op.results[0])
     made = [value.axes[i] for i in op.params["permutation"]]
-    for a, b in zip(made, axes, strict=True):
-        w.dimensions.tie(a, b)
+    w.dimensions.tie_all(made, axes)
     w.alias(op.results[0], value, made)
 
 
@@ -47,8 +46,7 @@ def _squeeze(w: GraphWriter, op: Application) -> None:
     value, axes = w.value(op.operands[0]), w.axes(op.results[0])
     kept = iter(slot for slot, size in zip(value.axes, op.operands[0].shape, strict=True) if size != 1)
     made = [None if size == 1 else next(kept) for size in op.results[0].shape]
-    for a, b in zip(made, axes, strict=True):
-        w.dimensions.tie(a, b)
+    w.dimensions.tie_all(made, axes)
     w.alias(op.results[0], value, made)
 
 
