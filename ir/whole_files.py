@@ -1,10 +1,12 @@
-"""Files that appear whole or not at all, and the folder for what is kept between runs."""
+"""Files that appear whole or not at all, and what is kept between runs: its folder, and the code that it holds for."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +15,17 @@ def cache_folder(*names: str) -> Path:
     """A folder under XDG_CACHE_HOME, or the user's own cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home, "shardwright", *names)
+
+
+@cache
+def code_digest(*folders: str) -> str:
+    """A digest of all code in these folders of the package, as in `models` or `backends/torch`."""
+    package = Path(__file__).parents[1]
+    made = hashlib.sha256()
+    for folder in folders:
+        for file in sorted((package / folder).rglob("*.py")):
+            made.update(file.read_bytes())
+    return made.hexdigest()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from shardwright.ir.whole_files import cache_folder
+from shardwright.ir.whole_files import cache_folder, code_digest
 from shardwright.pareto.configurations import Sweep
 from shardwright.pareto.pricing import Point
 
@@ -62,7 +62,8 @@ def store_of(sweep: Sweep) -> PointStore:
     """The store of everything that does not change within a sweep."""
     what = [
         repr(sweep.model), repr(sweep.chip), repr(sweep.constants), str(sweep.prompt), str(sweep.generated),
-        sweep.experts, str(sweep.expert_capacity), _code(),
+        sweep.experts, str(sweep.expert_capacity),
+        code_digest("ir", "cost", "passes", "models", "prediction", "pareto"),
     ]  # fmt: skip
     return PointStore(cache_folder("pareto") / f"{digest(chr(10).join(what))}.jsonl")
 
@@ -76,17 +77,6 @@ def identity_of(point: Point) -> tuple[Any, ...]:
 def digest(text: str) -> str:
     """The digest of a text, the same everywhere."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@cache
-def _code() -> str:
-    """A digest of all code that a price depends on."""
-    package = Path(__file__).parents[1]
-    made = hashlib.sha256()
-    for folder in ("ir", "cost", "passes", "models", "prediction", "pareto"):
-        for file in sorted((package / folder).rglob("*.py")):
-            made.update(file.read_bytes())
-    return made.hexdigest()
 
 
 def _finite(point: Point) -> dict[str, Any]:

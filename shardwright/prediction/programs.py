@@ -25,7 +25,7 @@ from shardwright.ir.text.format import format_module
 from shardwright.ir.text.parser import parse
 from shardwright.ir.text.unparse import unparse
 from shardwright.ir.types import DType
-from shardwright.ir.whole_files import cache_folder, whole_file
+from shardwright.ir.whole_files import cache_folder, code_digest, whole_file
 from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest, model_program
 from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
@@ -264,12 +264,6 @@ def loaded(text: str) -> Program:
     return elaborate(parse(Source("<model>", text)))
 
 
-@lru_cache(maxsize=1)
 def own_folder() -> Path:
     """Under the user's cache folder, apart for each state of the compiler."""
-    state = hashlib.sha256()
-    package = Path(__file__).parents[1]
-    for folder in ("ir", "cost", "passes"):
-        for file in sorted((package / folder).rglob("*.py")):
-            state.update(file.read_bytes())
-    return cache_folder("programs", state.hexdigest()[:12])
+    return cache_folder("programs", code_digest("ir", "cost", "passes")[:12])

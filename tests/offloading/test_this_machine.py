@@ -96,7 +96,7 @@ def test_what_rates_depend_on_is_measured_anew(measuring: Measuring, changed: Ma
     assert first["folder"].startswith(str(measuring.spill))
 
 
-@pytest.mark.parametrize("name", ["_processor", "_code", "_file_system"])
+@pytest.mark.parametrize("name", ["_processor", "code_digest", "_file_system"])
 def test_another_processor_code_or_disk_is_measured_anew(measuring: Measuring, name: str) -> None:
     def another(*_: object) -> str:
         return "another"

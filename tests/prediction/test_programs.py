@@ -38,10 +38,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Wan
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(programs, "compile_text", refused)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        programs.own_folder.cache_clear()
         programs.compiled.cache_clear()
         yield asked_for()
-    programs.own_folder.cache_clear()
 
 
 def test_nothing_is_compiled_to_reproduce_what_is_published(asked: Mapping[str, WantedProgram]) -> None:

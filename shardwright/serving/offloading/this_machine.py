@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from shardwright.cost.hardware.chips import Machine, load_machine
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType
-from shardwright.ir.whole_files import cache_folder, whole_file
+from shardwright.ir.whole_files import cache_folder, code_digest, whole_file
 from shardwright.serving.offloading.devices import check_device
 from shardwright.serving.offloading.measuring import MEASURED_FILE, default_device, file_bytes
 
@@ -70,7 +69,7 @@ class MachineRequest:
             "file system": _file_system(self.folder),
             "bytes of a file": file_bytes(float("inf"), self.disk_bytes),
             "torch": torch.__version__,
-            "code": _code(),
+            "code": code_digest("backends/torch", "serving/offloading")[:16],
         }
 
 
@@ -221,14 +220,3 @@ def _file_system(folder: str) -> str:
             if mount.split()[2] == device:
                 return " ".join(system.split()[:2])
     return device
-
-
-@cache
-def _code() -> str:
-    """A digest of the code that is measured, and of that which measures."""
-    package = Path(__file__).parents[2]
-    made = hashlib.sha256()
-    for folder in ("backends/torch", "serving/offloading"):
-        for file in sorted((package / folder).rglob("*.py")):
-            made.update(file.read_bytes())
-    return made.hexdigest()[:16]
