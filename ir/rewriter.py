@@ -15,10 +15,10 @@ from shardwright.ir.walk import names_of, values_in
 
 
 class Namer:
-    """Gives names that are not taken."""
+    """Gives names that are not taken, with `joint` before their numbers: `h_2` for a value, `A2` for a dimension."""
 
-    def __init__(self, taken: set[str]) -> None:
-        self.taken = taken
+    def __init__(self, taken: set[str], joint: str = "_") -> None:
+        self.taken, self.joint = taken, joint
 
     @staticmethod
     def of(program: Program, *funcs: Func, taken: Iterable[str] = ()) -> Namer:
@@ -30,7 +30,7 @@ class Namer:
         name, count = wish, 1
         while name in self.taken:
             count += 1
-            name = f"{wish}_{count}"
+            name = f"{wish}{self.joint}{count}"
         self.taken.add(name)
         return name
 

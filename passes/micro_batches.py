@@ -11,6 +11,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand
 from shardwright.ir.ops import Full, Uniform
 from shardwright.ir.program import DimInfo, Let, Loop, Program, Scope, Statement, Value
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.text.unparse import statement_syntax
 from shardwright.ir.types import Axes, Dim, OpenType, ValueType
 from shardwright.ir.walk import program_values, with_body, with_values
@@ -95,17 +96,10 @@ class MicroBatches:
         return tuple(digit for digit in dim.order or () if self.size % radix(digit, mesh) == 0) or None
 
 
-def _fresh_dim(names: list[str], wish: str) -> str:
-    number, name = 1, wish
-    while name in names:
-        number += 1
-        name = f"{wish}{number}"
-    return name
-
-
 def fresh_dim(program: Program, taken: set[str], like: str) -> str:
     """A name for a new dimension of the same size as another."""
-    return _fresh_dim([*(dim.name for dim in program.dims), *taken], like if like[0].islower() else like[0])
+    names = {*(dim.name for dim in program.dims), *taken}
+    return Namer(names, "").fresh(like if like[0].islower() else like[0])
 
 
 def check_chips(program: Program, made: MicroBatches, refuse: Callable[..., DiagnosticError]) -> None:

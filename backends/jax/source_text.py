@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from shardwright.backends.jax.helpers import HELPERS
 from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import DType, OpenType, TensorType, ValueType
 
 WIDTH = 119
@@ -84,11 +85,11 @@ def concrete(name: str, kind: ValueType) -> TensorType:
     return kind
 
 
-class PythonNames:
+class PythonNames(Namer):
     """Python names for the names of a program, the same for the same program, and fresh ones beside them."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.taken = {check_identifier(name) for name in names} | RESERVED
+        super().__init__({check_identifier(name) for name in names} | RESERVED)
         self.chosen: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> str:
@@ -102,15 +103,6 @@ class PythonNames:
             self.taken.add(python)
             self.chosen[name] = python
         return self.chosen[name]
-
-    def fresh(self, wish: str) -> str:
-        """The wish itself if it is free, else with the least number that makes it so."""
-        name, count = wish, 1
-        while name in self.taken:
-            count += 1
-            name = f"{wish}_{count}"
-        self.taken.add(name)
-        return name
 
 
 def number_text(value: float | bool) -> str:

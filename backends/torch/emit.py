@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +29,7 @@ from shardwright.ir.memory_shares import rows_of
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement
+from shardwright.ir.rewriter import Namer
 from shardwright.ir.types import ON_DEVICE, ON_HOST, DType, TensorType
 from shardwright.ir.walk import names_of, states_set
 
@@ -164,6 +164,7 @@ class _Function:
     def __init__(self, program: Program, func: Func) -> None:
         self.sizes = program.sizes(func)
         self.taken = {check_identifier(name) for name in names_of(func)} | _RESERVED | {f.name for f in program.funcs}
+        self.fresh = Namer(self.taken).fresh
         values = (*program.weights, *program.state, *func.params)
         self.kinds = {value.name: value.concrete for value in values}
         self.state = program.state_names
@@ -202,11 +203,6 @@ class _Function:
             made += "_"
         self.taken.add(made)
         return made
-
-    def fresh(self, wish: str) -> str:
-        name = next(n for i in count(1) if (n := wish if i == 1 else f"{wish}_{i}") not in self.taken)
-        self.taken.add(name)
-        return name
 
     # ------------------------------------------------------------ values
 

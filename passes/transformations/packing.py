@@ -284,10 +284,9 @@ def _group(
     terms = tuple(first[name].packed for name in names)
     info = next((g.info for g in before if g.info.expression == terms and g.recipe.by == by), None)
     if info is None:
-        label = _fresh_dim(taken)
+        label = Namer(taken, "").fresh("A")
         size = sum(math.prod(sizes[dim] for dim in term) for term in terms)
         info = DimInfo(label, size, terms, by or None)
-        taken.add(label)
     if by:
         known.update((dim, max(by, known.get(dim, ()), key=len)) for dim in leading)
     full, _ = head.site.scope.values[head.weight]
@@ -348,10 +347,3 @@ def _compatible(by: Order, order: Order, program: Program, dim: str) -> bool:
         return False
     shorter = min(len(by), len(order))
     return by[:shorter] == order[:shorter]
-
-
-def _fresh_dim(taken: set[str]) -> str:
-    count = 1
-    while (name := "A" if count == 1 else f"A{count}") in taken:
-        count += 1
-    return name

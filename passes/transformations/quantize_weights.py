@@ -232,7 +232,7 @@ class _Cuts:
 
     def __init__(self, program: Program) -> None:
         self.sizes = program.sizes()
-        self.taken = {dim.name for dim in program.dims}
+        self.namer = Namer({dim.name for dim in program.dims}, "")
         self.known: dict[tuple[str, int], tuple[Dim, Dim]] = {}
         self.within: dict[tuple[int, str], Dim] = {}
         self.added: list[DimInfo] = []
@@ -243,11 +243,7 @@ class _Cuts:
         return self.known[dim, groups]
 
     def fresh(self, wish: str, size: int) -> Dim:
-        name, count = wish, 1
-        while name in self.taken:
-            count += 1
-            name = f"{wish}{count}"
-        self.taken.add(name)
+        name = self.namer.fresh(wish)
         self.added.append(DimInfo(name, size))
         return Dim(name, size)
 
