@@ -162,9 +162,15 @@ class Operation(metaclass=_Abstract):
         """
         return ON_DEVICE if home == ON_DEVICE else None
 
-    @abstractmethod
     def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        """The strategies of one mesh axis that the operation does not name itself."""
+        """The strategies of one mesh axis that the operation does not name itself: it does nothing, or what
+        `active_rows` says."""
+        yield AxisRow((None,) * len(args), (None,) * len(results))
+        yield from self.active_rows(args, results)
+
+    @abstractmethod
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        """The strategies in which an axis that the operation does not name splits something, or has it partial."""
 
     def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
         """The strategies of an axis that the operation names (movements do), or None where it does not name it."""
@@ -187,9 +193,12 @@ def pass_through(args: Sequence[Arg], result: Shape, dims: Iterable[str]) -> Ite
         yield AxisRow(tuple(dim if dim in arg.names else None for arg in args), (dim if dim in result else None,))
 
 
-def whole_row(args: Sequence[Arg], n_results: int = 1) -> AxisRow:
-    """The row in which the axis does nothing."""
-    return AxisRow((None,) * len(args), (None,) * n_results)
+def linear_rows(args: Sequence[Arg], changed: Sequence[str] = ()) -> Iterable[AxisRow]:
+    """Rows in which partial values pass; a partial softmax only where its last dimension is none of those `changed`."""
+    yield AxisRow((SUM,), (SUM,))
+    yield AxisRow((MAX,), (MAX,))
+    if args[0].names and args[0].names[-1] not in changed and args[0].tensor.dtype.is_float:
+        yield AxisRow((SOFTMAX,), (SOFTMAX,))
 
 
 def same_dtype(operation: str, args: Sequence[Arg]) -> DType:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shardwright.ir.operation import SOFTMAX, SUM, Arg, AxisRow, Context, Operation, misuse, same_dtype, whole_row
+from shardwright.ir.operation import SOFTMAX, SUM, Arg, AxisRow, Context, Operation, misuse, same_dtype
 from shardwright.ir.ops.indexing import page_of_row, require_table
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
 from shardwright.ir.text.syntax import OptionStatic, Static, WordStatic
@@ -252,9 +252,8 @@ class Attend(Operation):
     def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
         return home if home == ON_DEVICE or (home == ON_HOST and self.page is None) else None
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         more = len(args) - 3
-        yield whole_row(args, len(results))
         for name in results[0].names[:-1]:
             states = tuple(name if name in self._own(args, i) else None for i in range(len(args)))
             yield AxisRow(states, (name,) * len(results))
@@ -294,8 +293,7 @@ class JoinAttention(Operation):
             )
         return first, rows
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args, 2)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         for name in results[1].names:
             yield AxisRow((name,) * 4, (name,) * 2)
         width = results[0].names[-1]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shardwright.ir.operation import SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, same_dtype, whole_row
+from shardwright.ir.operation import SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, same_dtype
 from shardwright.ir.types import Dim, DType, Shape
 
 
@@ -50,8 +50,7 @@ class Contract(Operation):
         dtype = accumulator(dtype) if declared is None else accumulated(dtype, declared.dtype)
         return (in_declared_order(Shape(dtype, tuple(kept)), declared),)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], results[0].names)
         for name in self.dims:
             yield AxisRow((name, name), (SUM,))

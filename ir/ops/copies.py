@@ -84,8 +84,8 @@ class Start(Movement):
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         return self.movement.infer(args, context)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        return self.movement.axis_rows(args, results)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        return self.movement.active_rows(args, results)
 
     def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
         return self.movement.named_axis_rows(axis, args, results)

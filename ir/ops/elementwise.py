@@ -8,18 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shardwright.ir.operation import (
-    MAX,
-    SUM,
-    Arg,
-    AxisRow,
-    Context,
-    Operation,
-    misuse,
-    pass_through,
-    same_dtype,
-    whole_row,
-)
+from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, same_dtype
 from shardwright.ir.ops.elementwise_table import FORMS, Entry, entry_of
 from shardwright.ir.text.syntax import OptionStatic, Static, WordStatic
 from shardwright.ir.types import Dim, DType, Shape, State
@@ -56,8 +45,7 @@ class Elementwise(Operation):
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         return (Shape(self.result_dtype(args), broadcast_dims(self.keyword, args, context.declared)),)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], results[0].names)
         yield from self.partial_rows(args)
 

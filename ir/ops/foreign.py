@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shardwright.ir.operation import Arg, AxisRow, Context, Operation, misuse, pass_through, whole_row
+from shardwright.ir.operation import Arg, AxisRow, Context, Operation, misuse, pass_through
 from shardwright.ir.ops.reductions import dims_static, number_static
 from shardwright.ir.text.syntax import OptionStatic, Static, TextStatic, WordStatic
 from shardwright.ir.types import Dim, DType, Shape
@@ -60,6 +60,5 @@ class Foreign(Operation):
                 raise misuse("wrong-dimensions", f"{self.name}: splits={name}, and {where} has no {name}")
         return (Shape(self.dtype, tuple(known.get(name) or context.dim(name) for name in self.dims)),)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], self.splits)

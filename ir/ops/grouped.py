@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shardwright.ir.operation import SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, same_dtype, whole_row
+from shardwright.ir.operation import SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, same_dtype
 from shardwright.ir.ops.contraction import accumulated, in_declared_order
 from shardwright.ir.ops.reductions import dims_static, require_dims
 from shardwright.ir.text.syntax import Static
@@ -76,8 +76,7 @@ class Grouped(Operation):
         own = tuple(dim for dim in x.dims if dim.name not in self.dims)
         return (*own, *(dim for dim in expert.dims if dim.name not in x))
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], results[0].names)
         for name in self.dims:
             yield AxisRow((name, name, None), (SUM,))

@@ -7,18 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shardwright.ir.memory_shares import home_of_rows, is_written
-from shardwright.ir.operation import (
-    MAX,
-    SUM,
-    Arg,
-    AxisRow,
-    Context,
-    Operation,
-    misuse,
-    pass_through,
-    same_dtype,
-    whole_row,
-)
+from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, same_dtype
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims, require_positions
 from shardwright.ir.text.syntax import IntStatic, OptionStatic, RangeStatic, Static, WordStatic
 from shardwright.ir.types import Dim, DType, Placement, Shape, is_short_axis
@@ -105,8 +94,7 @@ class Lookup(Operation):
         rest = tuple(dim for dim in table.dims if dim.name != self.dim and dim.name not in ids)
         return (Shape(table.dtype, ids.dims + rest),)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], results[0].names)
         yield AxisRow((self.dim, None), (SUM,))
         yield AxisRow((SUM, None), (SUM,))
@@ -137,8 +125,7 @@ class Iota(Operation):
             raise misuse("out-of-range", f"iota: {self.extent} is no extent of {self.dim}")
         return (Shape(DType.INT32, (Dim(self.dim, self.extent),)),)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield AxisRow((), (self.dim,))
 
 
@@ -161,8 +148,7 @@ class Full(Operation):
             raise misuse("literal-operand", f"full takes a number, not the value {args[0].text}")
         return (Shape(self.dtype, tuple(context.dim(name) for name in self.dims)),)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         for name in self.dims:
             yield AxisRow((None,), (name,))
         if args[0].is_zero:
@@ -252,8 +238,7 @@ class Rotary(Operation):
                 )
         return (shape,)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         fixed = {self.dim, self.positions_dim(args)}
         yield from pass_through(args, results[0], (name for name in results[0].names if name not in fixed))
         yield AxisRow((SUM, *(None for _ in args[1:])), (SUM,))
@@ -354,8 +339,7 @@ class Update(Operation):
     def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
         return home if is_written(home, result) and not self.indexed and self.page is None else None
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], (name for name in results[0].names if name not in self.written_dims))
         starts = (None,) * len(args[2:])
         yield from (AxisRow((name, None, *starts), (name,)) for name in self.written_dims)
@@ -412,8 +396,7 @@ class Take(Operation):
             return None if self.by else home_of_rows(home, source.size(self.dim), self.start, stop)
         return home if is_written(home, result) else None
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], (name for name in results[0].names if name != self.dim))
         yield AxisRow((SUM,), (SUM,))
         yield AxisRow((MAX,), (MAX,))
@@ -470,8 +453,7 @@ class Concat(Operation):
         dims = tuple(joined if dim.name == self.dim else dim for dim in first.dims)
         return (Shape(same_dtype(self.keyword, args), dims),)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], (name for name in results[0].names if name != self.dim))
         yield AxisRow((SUM,) * len(args), (SUM,))
         yield AxisRow((MAX,) * len(args), (MAX,))

@@ -6,7 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from shardwright.ir.operation import MAX, SOFTMAX, SUM, Arg, AxisRow, Context, Operation, misuse, whole_row
+from shardwright.ir.operation import (
+    MAX,
+    SOFTMAX,
+    SUM,
+    Arg,
+    AxisRow,
+    Context,
+    Operation,
+    linear_rows,
+    misuse,
+    pass_through,
+)
 from shardwright.ir.ops.indexing import axes_static, wrap_static
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
 from shardwright.ir.text.syntax import ArrowStatic, MoveStatic, OptionStatic, RelayoutStatic, Static, WordStatic
@@ -66,14 +77,9 @@ class Movement(Operation):
         require_dims(self.keyword, args[0], self.mentioned_dims())
         return (args[0].tensor,)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
-        for name in args[0].names:
-            yield AxisRow((name,), (name,))
-        yield AxisRow((SUM,), (SUM,))
-        yield AxisRow((MAX,), (MAX,))
-        if args[0].names and self.takes_pairs and args[0].tensor.dtype.is_float:
-            yield AxisRow((SOFTMAX,), (SOFTMAX,))
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield from pass_through(args, results[0], args[0].names)
+        yield from linear_rows(args, () if self.takes_pairs else args[0].names)
 
     def named_axis_rows(self, axis: str, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow] | None:
         if axis not in self.named_axes:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shardwright.ir.operation import Arg, AxisRow, Context, Operation, misuse, whole_row
+from shardwright.ir.operation import Arg, AxisRow, Context, Operation, misuse, pass_through
 from shardwright.ir.ops.elementwise import broadcast_dims
 from shardwright.ir.ops.reductions import dims_static
 from shardwright.ir.text.syntax import Static
@@ -54,7 +54,5 @@ class Uniform(Operation):
             raise misuse("too-large", f"uniform[{''.join(self.dims)}]: {counters} numbers for a key, more than 2^31")
         return (made,)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
-        for name in results[0].names:
-            yield AxisRow(tuple(name if name in arg.names else None for arg in args), (name,))
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
+        yield from pass_through(args, results[0], results[0].names)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, misuse, pass_through, whole_row
+from shardwright.ir.operation import MAX, SUM, Arg, AxisRow, Context, Operation, misuse, pass_through
 from shardwright.ir.text.syntax import DimsStatic, NegExpr, NumberExpr, OptionStatic, RowDim, Static
 from shardwright.ir.types import DType, Reduction, Shape
 
@@ -46,8 +46,7 @@ class _Reduce(Operation):
             raise misuse("dtype-mismatch", f"{self.keyword} of bool: convert it first, convert[int32]({args[0].text})")
         return (Shape(shape.dtype, tuple(dim for dim in shape.dims if dim.name not in self.dims)),)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], results[0].names)
         for name in self.dims:
             yield AxisRow((name,), (self.kind,))
@@ -94,8 +93,7 @@ class Cumsum(Operation):
             raise misuse("dtype-mismatch", f"cumsum of bool: convert it first, convert[int32]({args[0].text})")
         return (shape,)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], (name for name in results[0].names if name != self.dim))
         yield AxisRow((SUM,), (SUM,))
 
@@ -118,8 +116,7 @@ class Argmax(Operation):
             raise misuse("dtype-mismatch", f"argmax of bool: convert it first, convert[int32]({args[0].text})")
         return (Shape(DType.INT32, tuple(dim for dim in args[0].tensor.dims if dim.name != self.dim)),)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], results[0].names)
 
 
@@ -150,8 +147,7 @@ class _Norm(Operation):
                     )
         return (shape,)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], (name for name in results[0].names if name not in self.dims))
 
 
@@ -223,8 +219,7 @@ class Softmax(Operation):
                 raise misuse("wrong-operands", "softmax takes positions only where it is causal: softmax[T, causal=L]")
         return (shape,)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         fixed = {*self.dims, self.causal}
         yield from pass_through(args, results[0], (name for name in results[0].names if name not in fixed))
 

@@ -8,29 +8,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shardwright.ir.memory_shares import home_along, is_written
-from shardwright.ir.operation import (
-    MAX,
-    SOFTMAX,
-    SUM,
-    Arg,
-    AxisRow,
-    Context,
-    Operation,
-    misuse,
-    pass_through,
-    whole_row,
-)
+from shardwright.ir.operation import Arg, AxisRow, Context, Operation, linear_rows, misuse, pass_through
 from shardwright.ir.ops.reductions import dims_static, require_dims
 from shardwright.ir.text.syntax import ArrowStatic, Static
 from shardwright.ir.types import Dim, Placement, Shape
-
-
-def _linear(args: Sequence[Arg], changed: Sequence[str] = ()) -> Iterable[AxisRow]:
-    """Partial values pass; a partial softmax only where the last dimension is none of those that are `changed`."""
-    yield AxisRow((SUM,), (SUM,))
-    yield AxisRow((MAX,), (MAX,))
-    if args[0].names and args[0].names[-1] not in changed and args[0].tensor.dtype.is_float:
-        yield AxisRow((SOFTMAX,), (SOFTMAX,))
 
 
 @dataclass(frozen=True)
@@ -47,10 +28,9 @@ class Alias(Operation):
     def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
         return home if is_written(home, result) else None
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], args[0].names)
-        yield from _linear(args)
+        yield from linear_rows(args)
 
 
 @dataclass(frozen=True)
@@ -80,11 +60,10 @@ class Rename(Operation):
         along = dict(self.pairs).get(str(home.along), home.along)
         return replace(home, along=along) if is_written(home, source) else None
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         for before, after in zip(args[0].names, results[0].names, strict=True):
             yield AxisRow((before,), (after,))
-        yield from _linear(args)
+        yield from linear_rows(args)
 
 
 @dataclass(frozen=True)
@@ -122,12 +101,11 @@ class Split(Operation):
             return home_along(home, source, self.parts[0], result)
         return home if is_written(home, source) else None
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], (name for name in args[0].names if name != self.source))
         for part in self.parts:
             yield AxisRow((self.source,), (part,))
-        yield from _linear(args, (self.source,))
+        yield from linear_rows(args, (self.source,))
 
 
 @dataclass(frozen=True)
@@ -164,9 +142,8 @@ class Merge(Operation):
             return home_along(home, source, self.target, result)
         return home if is_written(home, result) else None
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         yield from pass_through(args, results[0], (name for name in results[0].names if name != self.target))
         for part in self.parts:
             yield AxisRow((part,), (self.target,))
-        yield from _linear(args, self.parts)
+        yield from linear_rows(args, self.parts)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shardwright.ir.operation import Arg, AxisRow, Context, Operation, misuse, whole_row
+from shardwright.ir.operation import Arg, AxisRow, Context, Operation, misuse
 from shardwright.ir.ops.indexing import axes_static
 from shardwright.ir.ops.reductions import dims_static, number_static, require_dims
 from shardwright.ir.text.syntax import ArrowStatic, OptionStatic, Static
@@ -57,8 +57,7 @@ class Topk(Operation):
         dims = tuple(Dim(self.target, self.k) if dim.name == self.dim else dim for dim in shape.dims)
         return Shape(shape.dtype, dims), Shape(DType.INT32, dims)
 
-    def axis_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
-        yield whole_row(args, 2)
+    def active_rows(self, args: Sequence[Arg], results: Sequence[Shape]) -> Iterable[AxisRow]:
         for name in args[0].names:
             if name != self.dim:
                 yield AxisRow((name,), (name, name))
