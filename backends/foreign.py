@@ -26,7 +26,7 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest,
 from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import Let, Program, Statement
 from shardwright.ir.types import TensorType
-from shardwright.ir.walk import Scope, Site, map_sites, operand_names, sites
+from shardwright.ir.walk import Scope, Site, lets, map_sites, operand_names
 
 STAND_IN = "stand_in"
 """The name of what stands in for another function, at other sizes than it takes."""
@@ -233,14 +233,10 @@ def call(operation: ops.Foreign, arrays: Sequence[Array], shape: Sequence[int]) 
 def check_calls(program: Program, *, is_run_here: bool = True) -> None:
     """Raises, at its place, `bad-call` where a function of JAX does not take a chip's operands or parameters, or gives
     another shape, in an explicit program; and `unknown-kernel`, where it is run here, for what is not known here."""
-    for func in program.funcs:
-        for site in sites(program, func):
-            if not isinstance(site.statement, Let):
-                continue
-            operation = site.statement.operation
-            if isinstance(operation, ops.Foreign) and (is_run_here or operation.name in FUNCTIONS):
-                with placed(site.statement.span):
-                    _check_call(program, site.statement, operation, site.scope)
+    for let, scope in lets(program):
+        if isinstance(let.operation, ops.Foreign) and (is_run_here or let.operation.name in FUNCTIONS):
+            with placed(let.span):
+                _check_call(program, let, let.operation, scope)
 
 
 def _check_call(program: Program, statement: Let, operation: ops.Foreign, scope: Scope) -> None:

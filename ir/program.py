@@ -254,10 +254,11 @@ class Scope:
         kind, outside = self.values[name]
         return any(loop.dim in kind.names for loop in self.loops[outside:])
 
-    def define(self, value: Value) -> None:
-        self.values[value.name] = (value.type, len(self.loops))
-        self.seen.pop(value.name, None)
-        self.numbers.pop(value.name, None)
+    def define(self, *values: Value) -> None:
+        for value in values:
+            self.values[value.name] = (value.type, len(self.loops))
+            self.seen.pop(value.name, None)
+            self.numbers.pop(value.name, None)
 
     def inside(self, loop: Loop) -> Scope:
         """The scope at the start of a loop's body."""

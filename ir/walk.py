@@ -221,8 +221,15 @@ def _sites(func: Func, body: Iterable[Statement], scope: Scope, block: Position)
         yield Site(func, (*block, number), statement, scope)
         if isinstance(statement, Loop):
             yield from _sites(func, statement.body, scope.inside(statement), (*block, number))
-        for value in statement.results:
-            scope.define(value)
+        scope.define(*statement.results)
+
+
+def lets(program: Program, *funcs: Func) -> Iterator[tuple[Let, Scope]]:
+    """Every operation of these functions, or else of all, with what is visible before it."""
+    for func in funcs or program.funcs:
+        for site in sites(program, func):
+            if isinstance(site.statement, Let):
+                yield site.statement, site.scope
 
 
 def open_values(func: Func) -> list[Value]:
@@ -260,8 +267,7 @@ def map_sites(program: Program, func: Func, rewrite: Callable[[Site], Sequence[S
             inside = scope.inside(statement) if isinstance(statement, Loop) else scope
             inner = with_body(statement, lambda body, at=at, inside=inside: visit(body, inside, at))
             made.extend(rewrite(Site(func, at, inner, scope)))
-            for value in statement.results:
-                scope.define(value)
+            scope.define(*statement.results)
         return tuple(made)
 
     return replace(func, body=visit(func.body, Scope.of(program, func), ()))

@@ -138,8 +138,7 @@ class FunctionDrawer(NodeDrawer):
                 self.loop(statement, scope, trips)
             case _:
                 pass  # the picture shows values, which end where no edge goes on
-        for value in statement.results:
-            scope.define(value)
+        scope.define(*statement.results)
         if isinstance(statement, Let):
             self.ends(statement, scope)
 

@@ -13,7 +13,7 @@ from shardwright.ir.operation import Arg, Number, Operand
 from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Value
 from shardwright.ir.types import DType
-from shardwright.ir.walk import sites
+from shardwright.ir.walk import lets
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,7 @@ def _needs(program: Program, func: Func) -> tuple[dict[str, int], set[str], set[
         bound(operand, pages)
         tables.update(name for name in sources.get(str(operand), ()) if isinstance(name, str))
 
-    for site in sites(program, func):
-        let, scope = site.statement, site.scope
-        if not isinstance(let, Let):
-            continue
+    for let, scope in lets(program, func):
         operands = let.operands
         match let.operation:
             case ops.Lookup(dim=dim):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from shardwright.ir.digit_orders import typed_values
-from shardwright.ir.program import Let, Program
+from shardwright.ir.program import Program
 from shardwright.ir.types import Partial
+from shardwright.ir.walk import lets
 
 MOST_AXES = 3
 """With more axes of more than one chip, those that the program never tells apart are chosen for together."""
@@ -24,11 +25,9 @@ def axis_groups(program: Program, most: int = MOST_AXES) -> tuple[tuple[int, ...
                 ]
                 partial = isinstance(use.type.partial, Partial) and axis in use.type.partial.axes
                 roles[axis].append((split, partial))
-        for statement, _ in func.walk():
-            if isinstance(statement, Let):
-                for axis in mesh:
-                    rows = statement.operation.named_axes
-                    roles[axis].append(str(statement.operation) if axis in rows else None)
+        for let, _ in lets(program, func):
+            for axis in mesh:
+                roles[axis].append(str(let.operation) if axis in let.operation.named_axes else None)
     for dim in program.dims:
         for axis in mesh:
             roles[axis].append(dim.order is not None and axis in dim.order)

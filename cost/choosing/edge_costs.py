@@ -30,6 +30,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import AllGather, AllToAll, Convert, Merge, Permute, ReduceScatter, Slice, Split, Take
 from shardwright.ir.program import DimInfo, Func, Let
 from shardwright.ir.types import ON_DEVICE, TensorType
+from shardwright.ir.walk import lets
 
 _MOST_ROWS = 1 << 16
 """The most rows of an edge's table: with more, each use of the value has one, with its share of the cost."""
@@ -115,13 +116,12 @@ class _FuncEdges:
         self.domains, self.price = of.domains, of.price
         self.mesh = problem.program.mesh
         left = set(dict(func.overrides))
-        for each in problem.program.funcs:
-            for statement in (s for s, _ in each.walk() if isinstance(s, Let)):
-                match statement.operation:
-                    case Split(source=name) | Merge(target=name):
-                        left.add(name)
-                    case _:
-                        pass
+        for let, _ in lets(problem.program):
+            match let.operation:
+                case Split(source=name) | Merge(target=name):
+                    left.add(name)
+                case _:
+                    pass
         self.begun: Mapping[str, tuple[Order, ...]] = {
             dim.name: orders_from(dim, problem.options.orders[dim.name], self.mesh)
             for dim in problem.program.dims

@@ -38,7 +38,7 @@ from shardwright.ir.ops import Attend, Max, Merge, Rename, Split
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Statement, Value, index_value
 from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, AnyPartial, DimSplits, OpenType, TensorType, ValueType
-from shardwright.ir.walk import states_set
+from shardwright.ir.walk import lets, states_set
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.program_problems import ProgramProblems
@@ -46,13 +46,7 @@ if TYPE_CHECKING:
 
 def step_worth(program: Program) -> float:
     """The elements of work that a communicating step is worth in ties: half of one chip's part of the largest value."""
-    made = [
-        value.shape.elements
-        for func in program.funcs
-        for statement, _ in func.walk()
-        if isinstance(statement, Let)
-        for value in statement.results
-    ]
+    made = [value.shape.elements for let, _ in lets(program) for value in let.results]
     return max(made, default=1) / program.mesh.n_chips / 2
 
 

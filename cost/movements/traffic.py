@@ -12,7 +12,7 @@ from shardwright.ir.digits import Order
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.types import OpenType, TensorType
-from shardwright.ir.walk import sites
+from shardwright.ir.walk import lets
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ def bytes_received(program: Program, func: Func) -> Traffic:
     sizes, orders = program.sizes(func), orders_in(program, func)
     return Traffic(
         tuple(
-            _received(program, site.statement, site.statement.operation, site.scope, sizes, orders)
-            for site in sites(program, func)
-            if isinstance(site.statement, Let) and isinstance(site.statement.operation, Movement)
+            _received(program, let, let.operation, scope, sizes, orders)
+            for let, scope in lets(program, func)
+            if isinstance(let.operation, Movement)
         )
     )
 

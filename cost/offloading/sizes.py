@@ -19,6 +19,7 @@ from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Alias, Attend, Contract, Merge, Movement, Rename, Split, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Value
+from shardwright.ir.walk import lets
 
 _MOVES = (Alias, Merge, Movement, Rename, Split, Take)
 
@@ -179,13 +180,12 @@ def phases(program: Program) -> tuple[Func, Func]:
 
 def check_no_pages(program: Program) -> None:
     """Raises where keys and values lie in pages of a pool: offloading keeps positions of each row."""
-    for func in program.funcs:
-        for statement, _ in func.walk():
-            if isinstance(statement, Let) and isinstance(statement.operation, Update) and statement.operation.page:
-                raise fault(
-                    "no-pages", "offloading keeps the positions of each row in its cache, and here they lie in pages",
-                    statement.span, "import without --page-size; generate runs programs with pages",
-                )  # fmt: skip
+    for let, _ in lets(program):
+        if isinstance(let.operation, Update) and let.operation.page:
+            raise fault(
+                "no-pages", "offloading keeps the positions of each row in its cache, and here they lie in pages",
+                let.span, "import without --page-size; generate runs programs with pages",
+            )  # fmt: skip
 
 
 def growing_loop(func: Func) -> tuple[Loop, Update]:

@@ -15,8 +15,8 @@ from shardwright.cost.kernels.work import Work, steps_of, works_in
 from shardwright.cost.programs.memory import MemoryUse, memory_of
 from shardwright.cost.programs.schedule import KernelTiming, added_seconds, happenings
 from shardwright.ir.ops import Contract, Grouped, Lookup
-from shardwright.ir.program import Func, Let, Program
-from shardwright.ir.walk import names_read, sites
+from shardwright.ir.program import Func, Program
+from shardwright.ir.walk import lets, names_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +173,13 @@ def _met(program: Program, func: Func, tokens: Mapping[str, int]) -> dict[str, f
             name = made_of[name]
         return name
 
-    for site in sites(program, func):
-        let = site.statement
-        if not isinstance(let, Let):
-            continue
+    for let, scope in lets(program, func):
         if isinstance(let.operation, Grouped):
-            w, indices = (site.scope.type_of(str(name)).shape for name in let.operands[1:])
+            w, indices = (scope.type_of(str(name)).shape for name in let.operands[1:])
             matrices = math.prod(dim.size for dim in indices.dims if dim.name not in tokens)
             met[origin(str(let.operands[1]))] = min(1.0, matrices / w.size(let.operation.dim))
         elif isinstance(let.operation, Contract):
-            x, w = (site.scope.type_of(str(name)).shape for name in let.operands)
+            x, w = (scope.type_of(str(name)).shape for name in let.operands)
             rows = math.prod(dim.size for dim in x.dims if dim.name not in w.names)
             if any(dim.name in let.results[0].type.names for dim in w.dims if dim.name in x.names):
                 met[origin(str(let.operands[1]))] = min(1.0, rows / math.prod(tokens.values()))

@@ -164,8 +164,7 @@ class _Divider:
                 segment.written = _elements_written(str(segment.only.operands[0]), body[:number], scope)
             if kind in (SegmentKind.WAIT, SegmentKind.FETCH):
                 fetched.update(value.name for value in statement.results)
-            for value in statement.results:
-                scope.define(value)
+            scope.define(*statement.results)
         self.lifetimes(made, body, ending, scope)
         return tuple(made)
 
@@ -239,8 +238,7 @@ class _Divider:
         for statement in loop.body:
             if self.kind(statement, inside, frozenset()) is not SegmentKind.COMPUTE:
                 return False
-            for value in statement.results:
-                inside.define(value)
+            inside.define(*statement.results)
         return True
 
 

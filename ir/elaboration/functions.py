@@ -181,8 +181,7 @@ class _FuncBuilder:
             for target, kind, shape in zip(targets, declared, shapes, strict=True)
         )
         out.append(Let(values, operation, operands, statement.value.span))
-        for value in values:
-            scope.define(value)
+        scope.define(*values)
 
     def target_value(
         self, target: syntax.AssignedName, declared: ValueType | None, given: OpenType, span: Span
@@ -289,8 +288,7 @@ class _FuncBuilder:
             raise PoisonedError
         results, conversions = self.loop_results(statement, carries, wanted)
         out.append(replace(head, results=results, body=tuple(body), following=following))
-        for value in results:
-            scope.define(value)
+        scope.define(*results)
         for conversion in conversions:
             out.append(conversion)
             scope.define(conversion.result)

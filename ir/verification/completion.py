@@ -32,8 +32,7 @@ def _block(program: Program, body: tuple[Statement, ...], scope: Scope) -> tuple
                 done = _loop(program, statement, scope)
             case _:
                 done = statement
-        for value in done.results:
-            scope.define(value)
+        scope.define(*done.results)
         made.append(done)
     return tuple(made)
 

@@ -132,8 +132,8 @@ class _Checker:
                     self.statement(statement, scope)
             except DiagnosticError as error:
                 self.diagnostics.extend(error.diagnostics)
-            for value in statement.results:  # also after a fault, which hides none of those that follow
-                scope.define(value)
+            # Also after a fault, which hides none of those that follow.
+            scope.define(*statement.results)
         if not scope.loops and self.level is Level.EXPLICIT:
             for name, kind in zip(self.func.returns, self.func.results, strict=True):
                 try:

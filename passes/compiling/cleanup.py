@@ -123,8 +123,7 @@ def _without_repeats(program: Program, func: Func) -> Func:
                         continue
                     known.setdefault(key, names)
                     made.append(statement)
-                    for value in statement.results:
-                        scope.define(value)
+                    scope.define(*statement.results)
                 case SetState():
                     versions[statement.state] = versions.get(statement.state, 0) + 1
                     made.append(statement)
@@ -144,8 +143,7 @@ def _without_repeats(program: Program, func: Func) -> Func:
         body = visit(loop.body, scope.inside(loop), same, renamed)
         for name in states_set(body):
             versions[name] = versions.get(name, 0) + 1
-        for value in loop.results:
-            scope.define(value)
+        scope.define(*loop.results)
         return replace(loop, body=body, following=tuple(renamed.get(name, name) for name in loop.following))
 
     renamed: dict[str, str] = {}
@@ -177,8 +175,7 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
             inner = statement
             if isinstance(statement, Loop):
                 inner = replace(statement, body=visit(statement.body, scope.inside(statement)))
-            for value in statement.results:
-                scope.define(value)
+            scope.define(*statement.results)
             first = _movement(made, at, statement, uses)
             if first is not None and isinstance(statement, Let):
                 before = made[first]

@@ -106,8 +106,7 @@ class _Rewriter:
             for wish, shape in zip(wishes, operation.infer(args, Context(self.sizes, declared)), strict=True)
         )
         self.writer.put(Let(values, operation, tuple(operands), self.at.span))
-        for value in values:
-            self.scope.define(value)
+        self.scope.define(*values)
         return tuple(value.name for value in values)
 
     def finish(self, operation: Operation, operands: Sequence[Operand]) -> bool:

@@ -13,7 +13,7 @@ from shardwright.ir.operation import Context, Number, Operand, Operation
 from shardwright.ir.program import Func, Let, Marking, Program, Statement, Value
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import AnyPartial, OpenType
-from shardwright.ir.walk import Site, map_sites, operand_names, sites, states_set, use_counts
+from shardwright.ir.walk import Site, lets, map_sites, operand_names, states_set, use_counts
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.cleanup import without_dead_code
 from shardwright.passes.compiling.recognized import attention, functions, rotary
@@ -62,12 +62,7 @@ def swept(func: Func) -> Func:
 
 
 def _rewritten(program: Program, func: Func, rules: Sequence[Rule]) -> Func:
-    made = {
-        value.name: site.statement
-        for site in sites(program, func)
-        if isinstance(site.statement, Let)
-        for value in site.statement.results
-    }
+    made = {value.name: let for let, _ in lets(program, func) for value in let.results}
     rewriter = Rewriter.of(program, func)
     uses = use_counts(func)
     gone: set[str] = set()

@@ -232,16 +232,14 @@ class EnteringBatch:
         """A trip over the layers, and what it hands on."""
         inside = self.scope.inside(self.loop)
         for statement in self.loop.body:
-            for value in statement.results:
-                inside.define(value)
+            inside.define(*statement.results)
         body, names = forwarded(self.loop.body, inside)
         outer, self.versions = self.versions, dict(self.versions)
         made = self._block(body, inside)
         layered = [value for value in self.rows if self.loop.dim in value.type.names and value.name in self.written]
         made += self._placed_all(layered, inside)
         self.versions = outer
-        for value in self.loop.results:
-            self.scope.define(value)
+        self.scope.define(*self.loop.results)
         following = tuple(names.get(name, name) for name in self.loop.following)
         return self._once(made, beside), tuple(self.names.get(name, name) for name in following)
 
@@ -270,8 +268,7 @@ class EnteringBatch:
                 made += self._begun(name, scope)
             spelled = self._spelled(rename_operands(statement, self.versions))
             made.append(spelled)
-            for value in statement.results:
-                scope.define(value)
+            scope.define(*statement.results)
         return made
 
     def _zeros(self, value: Value) -> Let:

@@ -65,8 +65,7 @@ def attending_on_host(program: Program, func: Func, *, always: bool) -> tuple[Fu
                         there |= {value.name for value in statement.results}
                         states |= {names[0] for names in found}
             made.append(inner)
-            for value in statement.results:
-                scope.define(value)
+            scope.define(*statement.results)
         for statement in body:  # what such a cache is set to, then, is new rows written where it lies
             if isinstance(statement, SetState) and statement.state in states:
                 names = _cache(statement.operand, lets, scope)

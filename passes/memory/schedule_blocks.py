@@ -470,8 +470,7 @@ class _Run:
 
 
 def _define(statement: Statement, scope: Scope) -> None:
-    for value in statement.results:
-        scope.define(value)
+    scope.define(*statement.results)
 
 
 def _names(statement: Statement) -> Iterable[str]:

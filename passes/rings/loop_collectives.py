@@ -16,7 +16,7 @@ from shardwright.ir.program import Func, Let, Loop, Program, Scope, Statement
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Axes, TensorType
 from shardwright.ir.verification.verifier import Level
-from shardwright.ir.walk import statements, use_counts, values_in, with_body
+from shardwright.ir.walk import lets, statements, use_counts, values_in, with_body
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.rings.gathers import GatherLoop
@@ -117,7 +117,7 @@ class LoopCollectives(Pass):
                 f"loop-collectives: sites is {SITES[0]}, {SITES[1]} or {SITES[2]}, not {self.sites}",
                 NOWHERE,
             )
-        known = _collectives(program.funcs)
+        known = _collectives(program)
         for name in () if self.values == "all" else self.values.split("+"):
             if name not in known:
                 near = nearest(name, known)
@@ -144,7 +144,7 @@ class LoopCollectives(Pass):
         plain = replace(self, chip="none", func=func.name, shuffle=False)
         kept: list[str] = []
         best = price(program, func)
-        for name in _collectives([func]):
+        for name in _collectives(program, func):
             if self.values != "all" and name not in self.values.split("+"):
                 continue
             made = replace(plain, values="+".join([*kept, name])).looped(program, frozenset())[0]
@@ -203,14 +203,9 @@ class LoopCollectives(Pass):
         return replace(func, body=visit(func.body, Scope.of(program, func)))
 
 
-def _collectives(funcs: Sequence[Func]) -> list[str]:
+def _collectives(program: Program, *funcs: Func) -> list[str]:
     """The results of gathers and scatters, in the order of the program."""
-    return [
-        s.result.name
-        for func in funcs
-        for s, _ in func.walk()
-        if isinstance(s, Let) and isinstance(s.operation, AllGather | ReduceScatter)
-    ]
+    return [let.result.name for let, _ in lets(program, *funcs) if isinstance(let.operation, AllGather | ReduceScatter)]
 
 
 def chosen(sites: Sequence[RingSite]) -> list[RingSite]:

@@ -100,8 +100,7 @@ class Surroundings:
 
     def __post_init__(self) -> None:
         for statement in self.body:
-            for value in statement.results:
-                self.scope.define(value)
+            self.scope.define(*statement.results)
 
     def kind(self, name: object) -> TensorType | None:
         """The type of a value as the block sees it, None for numbers and state."""

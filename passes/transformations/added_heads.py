@@ -40,6 +40,7 @@ from shardwright.ir.ops import (
 )
 from shardwright.ir.program import Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import Shape
+from shardwright.ir.walk import lets
 
 Held = float | None
 """The contents of added heads: one number, None for numbers like those of other heads, or `math.inf` for what is not
@@ -50,10 +51,9 @@ def require_zeros_to_stay_apart(program: Program, grown: Collection[str]) -> Non
     """Raises where heads, which the dimensions `grown` number, are mixed and the added ones would count: weights, state
     and parameters are zeros there, and what is made of them may be other numbers, infinities or NaN."""
     renamed = set(grown)
-    for func in program.funcs:
-        for statement, _ in func.walk():
-            if isinstance(statement, Let) and isinstance(statement.operation, Rename):
-                renamed |= {new for old, new in statement.operation.pairs if old in renamed}
+    for let, _ in lets(program):
+        if isinstance(let.operation, Rename):
+            renamed |= {new for old, new in let.operation.pairs if old in renamed}
     state: dict[str, Held] = {value.name: 0.0 for value in program.state}
     before: Mapping[str, Held] | None = None
     while before != state:
@@ -84,8 +84,7 @@ class _Added:
                     self.loop(statement, scope)
                 case _:
                     pass
-            for value in statement.results:
-                scope.define(value)
+            scope.define(*statement.results)
 
     def loop(self, loop: Loop, scope: Scope) -> None:
         if loop.dim in self.grown:

@@ -17,7 +17,7 @@ from shardwright.ir.ops import (
 )
 from shardwright.ir.program import Func, Let, Program, Statement, Value
 from shardwright.ir.text.unparse import unparse
-from shardwright.ir.walk import Site, map_sites
+from shardwright.ir.walk import Site, lets, map_sites
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.transformations.added_heads import require_zeros_to_stay_apart
@@ -128,10 +128,8 @@ def _grown(program: Program, to: int) -> _Grown:
     for func in program.funcs:
         for heads in Dataflow(program, func).heads:
             _grow(program, func, heads, to, blocks)
-    for func in program.funcs:
-        for statement, _ in func.walk():
-            if isinstance(statement, Let):
-                _grow_whole(program, statement, blocks)
+    for let, _ in lets(program):
+        _grow_whole(program, let, blocks)
     sizes = {name: n * after for name, (n, _, after) in blocks.items() if program.dim(name).expression is None}
     _require_independent(program, blocks, sizes)
     return _Grown(sizes, blocks)

@@ -93,8 +93,7 @@ class _Function:
             else:
                 self.outside(statement)
                 self.writer.put(statement)
-            for value in statement.results:
-                scope.define(value)
+            scope.define(*statement.results)
         return replace(self.func, body=self.writer.written())
 
     def outside(self, statement: Statement) -> None:
@@ -175,8 +174,7 @@ class _Function:
                     raise no_pipeline("keys and values lie in pages", statement.span, why)
                 if stages.several:
                     check.statement(statement, inside)
-                for value in statement.results:
-                    inside.define(value)
+                inside.define(*statement.results)
 
     def slots(self, inner: Rewriter, turn: str) -> tuple[str, str]:
         """The number of the micro-batch that each stage has in round `turn`, as many as there are where it is idle; and

@@ -27,7 +27,7 @@ from shardwright.ir.ops.contraction import accumulator
 from shardwright.ir.program import DimInfo, Func, Let, Marking, Program, Scope, Statement, Value
 from shardwright.ir.rewriter import Namer, Rewriter
 from shardwright.ir.types import Axes, Dim, DType, OpenType, Placement, Shape, TensorType, ValueType
-from shardwright.ir.walk import Site, map_sites, sites, use_counts
+from shardwright.ir.walk import Site, lets, map_sites, use_counts
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.transformations.patterns import weights_of
@@ -184,10 +184,7 @@ def _summed(program: Program, func: Func, weight: str) -> set[tuple[str, ...]] |
     names = {weight}
     uses: dict[str, int] = {}
     found: set[tuple[str, ...]] = set()
-    for site in sites(program, func):
-        statement = site.statement
-        if not isinstance(statement, Let):
-            continue
+    for statement, scope in lets(program, func):
         at = [operand for operand in statement.operands if operand in names]
         if len(at) != 1:
             continue
@@ -195,7 +192,7 @@ def _summed(program: Program, func: Func, weight: str) -> set[tuple[str, ...]] |
         assert isinstance(name, str)
         operation = statement.operation
         if isinstance(operation, Contract) or (isinstance(operation, Grouped) and statement.operands[1] == name):
-            kind = site.scope.type_of(name)
+            kind = scope.type_of(name)
             found.add(tuple(dim for dim in kind.names if dim in operation.dims))
         elif isinstance(operation, Alias | Movement):
             kind = statement.result.type

@@ -14,7 +14,7 @@ from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, OpenType, TensorType
 from shardwright.ir.verification.completion import complete
 from shardwright.ir.verification.verifier import Level, verify
-from shardwright.ir.walk import as_written, defined, sites, statements, values_in
+from shardwright.ir.walk import as_written, defined, lets, statements, values_in
 from shardwright.passes.base import Proof
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
 from shardwright.passes.compiling.decompose import Decompose
@@ -98,18 +98,16 @@ def warnings_of(program: Program, typed: Program) -> list[Diagnostic]:
         if isinstance(value.type, OpenType) and isinstance(kind, TensorType):
             made += _whole_everywhere(value, kind, typed)
     for func in program.funcs:
-        lets = [site.statement for site in sites(program, func) if isinstance(site.statement, Let)]
         # Positions and constants, as of `pos + iota[L]()`, have the dimension that they are made along; and so has what
         # is made of them alone.
         numbers = set[str]()
-        for let in lets:
+        for let, _ in lets(program, func):
             if numbers.issuperset(operand for operand in let.operands if isinstance(operand, str)):
                 numbers.update(value.name for value in let.results)
-        for site in sites(program, func):
-            if isinstance(site.statement, Let):
-                if numbers.isdisjoint(map(str, site.statement.operands)):
-                    made += _outer(site.statement, site.scope)
-                made += _reduced_at_once(site.statement, site.scope, {value.name for value in func.params})
+        for let, scope in lets(program, func):
+            if numbers.isdisjoint(map(str, let.operands)):
+                made += _outer(let, scope)
+            made += _reduced_at_once(let, scope, {value.name for value in func.params})
     return made
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwright.ir.ops import Concat, Take
-from shardwright.ir.program import DimInfo, Let, Program, Value
+from shardwright.ir.program import DimInfo, Program, Value
 from shardwright.ir.types import DType
+from shardwright.ir.walk import lets
 from shardwright.models.weight_map import WeightMap
 from shardwright.passes.transformations.packed_weights import PackedPart, PackedWeight, Packing
 
@@ -77,12 +78,7 @@ def _splits(text: str, names: Sequence[str], count: int) -> Iterator[tuple[str, 
 
 def _digits(program: Program, dim: str) -> tuple[str, ...]:
     """The digits block by block of which the packed dimension is taken apart, or put together."""
-    for func in program.funcs:
-        for statement, _ in func.walk():
-            if isinstance(statement, Let):
-                match statement.operation:
-                    case Take(dim=of, by=by) | Concat(dim=of, by=by) if of == dim:
-                        return tuple(by)
-                    case _:
-                        pass
+    for let, _ in lets(program):
+        if isinstance(let.operation, Take | Concat) and let.operation.dim == dim:
+            return let.operation.by
     return ()

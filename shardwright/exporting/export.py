@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Lookup
-from shardwright.ir.program import Let
+from shardwright.ir.walk import lets
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.objective import Objective
@@ -100,8 +100,7 @@ def _for_engine(
             NOWHERE,
             "shardwright import CHECKPOINT -o OUT.shard writes both",
         )
-    operations = (each.operation for func in program.funcs for each, _ in func.walk() if isinstance(each, Let))
-    if not any(isinstance(operation, Lookup) for operation in operations):
+    if not any(isinstance(let.operation, Lookup) for let, _ in lets(program)):
         raise fault(
             "not-exported",
             "an engine serves a language model, and this program looks up no table by tokens",

@@ -15,8 +15,9 @@ from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops.attention import Attend
-from shardwright.ir.program import Let, Program
+from shardwright.ir.program import Program
 from shardwright.ir.types import DType, TensorType
+from shardwright.ir.walk import lets
 from shardwright.models.built_in import BuiltIn
 from shardwright.models.forward import PHASES, ProgramRequest, model_text
 from shardwright.models.token_groups import ExpertsForm
@@ -93,11 +94,9 @@ class ServingChoice:
 
     def products(self, phase: str) -> Iterator[tuple[str, TensorType]]:
         """The results of a function's products and of attention, as they are computed."""
-        for statement, _ in self.found.program.func(phase).walk():
-            if isinstance(statement, Let) and (
-                statement.operation.is_product or isinstance(statement.operation, Attend)
-            ):
-                value = statement.results[0]
+        for let, _ in lets(self.found.program, self.found.program.func(phase)):
+            if let.operation.is_product or isinstance(let.operation, Attend):
+                value = let.results[0]
                 if isinstance(value.type, TensorType):
                     yield value.name, value.type
 

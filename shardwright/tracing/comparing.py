@@ -169,18 +169,15 @@ def _scales(program: Program, names: Sequence[str]) -> dict[int, float]:
     numbers they sum, with which a product is as large as what it is made of, and rounding decides nothing. Of two
     parameters in one product the last is scaled, unless another product has one of them scaled already."""
     from shardwright.ir.ops import Contract, Convert, Merge, Rename, Split, Take
-    from shardwright.ir.program import Let
-    from shardwright.ir.walk import sites
+    from shardwright.ir.walk import lets
 
     (func,) = program.funcs
     sizes, made = program.sizes(func), dict[int, float]()
     parameter = {name: at for at, name in enumerate(names)}
     of_two: list[tuple[list[int], float]] = []
-    for site in sites(program, func):
-        if not isinstance(site.statement, Let):
-            continue
-        operation = site.statement.operation
-        given = [parameter[name] for name in map(str, site.statement.operands) if name in parameter]
+    for let, _ in lets(program, func):
+        operation = let.operation
+        given = [parameter[name] for name in map(str, let.operands) if name in parameter]
         if isinstance(operation, Contract) and given:
             scale = math.prod(sizes[dim] for dim in operation.dims) ** -0.5
             if given[1:]:
@@ -188,7 +185,7 @@ def _scales(program: Program, names: Sequence[str]) -> dict[int, float]:
             else:
                 made[given[0]] = min(scale, made.get(given[0], 1.0))
         elif isinstance(operation, Convert | Merge | Rename | Split | Take) and given:
-            parameter[site.statement.result.name] = given[0]
+            parameter[let.result.name] = given[0]
     for given, scale in of_two:
         if not made.keys() & set(given):
             made[given[-1]] = scale

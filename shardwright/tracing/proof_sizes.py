@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwright.ir import ops
-from shardwright.ir.program import Let, Program
-from shardwright.ir.walk import sites
+from shardwright.ir.program import Program
+from shardwright.ir.walk import lets
 
 MOST_WORK, PATIENCE = 2e10, 10.0
 """Multiplications and elements that a proof takes where smaller sizes would do, and how many times that elsewhere."""
@@ -32,14 +32,12 @@ def work_of(program: Program, others: Mapping[str, int] | None = None) -> float:
     (func,) = program.funcs
     sizes = {**program.sizes(func), **(others or {})}
     total = float(sum(math.prod(sizes[dim] for dim in value.shape.names) for value in program.weights))
-    for site in sites(program, func):
-        statement = site.statement
-        trips = math.prod(sizes[loop.dim] for loop in site.scope.loops)
-        if isinstance(statement, Let):
-            dims = {dim for value in statement.results for dim in value.shape.names}
-            summed = set(statement.operation.dims) if isinstance(statement.operation, ops.Contract) else set[str]()
-            attended = {statement.operation.along} if isinstance(statement.operation, ops.Attend) else set[str]()
-            total += trips * math.prod(sizes[dim] for dim in dims | summed | attended)
+    for let, scope in lets(program, func):
+        trips = math.prod(sizes[loop.dim] for loop in scope.loops)
+        dims = {dim for value in let.results for dim in value.shape.names}
+        summed = set(let.operation.dims) if isinstance(let.operation, ops.Contract) else set[str]()
+        attended = {let.operation.along} if isinstance(let.operation, ops.Attend) else set[str]()
+        total += trips * math.prod(sizes[dim] for dim in dims | summed | attended)
     return total
 
 
@@ -52,8 +50,8 @@ def smaller_sizes(program: Program, fixed: Collection[int], unit: int = 1) -> It
     wholes: dict[str, tuple[str, ...]] = {}
     held = {dim for dim, size in sizes.items() if size <= _SMALL or size in fixed}
     same = {dim: dim for dim in sizes}
-    for site in sites(program, func):
-        operation = site.statement.operation if isinstance(site.statement, Let) else None
+    for let, _ in lets(program, func):
+        operation = let.operation
         if isinstance(operation, ops.Split | ops.Merge):
             whole = operation.source if isinstance(operation, ops.Split) else operation.target
             wholes.setdefault(whole, operation.parts)

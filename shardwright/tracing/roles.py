@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from shardwright.ir import ops
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import Shape
-from shardwright.ir.walk import reads, sites
+from shardwright.ir.walk import lets, reads
 
 _BETWEEN = (ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Function, ops.Convert, ops.Rename, ops.Split, ops.Merge)
 
@@ -32,18 +32,17 @@ def letters(program: Program, firm: Collection[str]) -> dict[str, str]:
         for name, letter in wanted:
             if name not in firm and letter not in firm:
                 made.setdefault(name, letter)
-    for func in program.funcs:  # heads of queries are groups of those of keys
-        for site in sites(program, func):
-            operation = site.statement.operation if isinstance(site.statement, Let) else None
-            if isinstance(operation, ops.Merge) and [made.get(part) for part in operation.parts] == ["K", "G"]:
-                made.setdefault(operation.target, "H")
+    for let, _ in lets(program):  # heads of queries are groups of those of keys
+        operation = let.operation
+        if isinstance(operation, ops.Merge) and [made.get(part) for part in operation.parts] == ["K", "G"]:
+            made.setdefault(operation.target, "H")
     for func in program.funcs:  # what a rotary embedding gives is named as what it takes
         turned: set[str] = set()
-        for site in sites(program, func):
-            operation = site.statement.operation if isinstance(site.statement, Let) else None
+        for let, _ in lets(program, func):
+            operation = let.operation
             if isinstance(operation, ops.Rotary):
-                turned.update(value.name for value in site.statement.results)
-            elif isinstance(operation, ops.Rename) and turned.intersection(reads(site.statement)):
+                turned.update(value.name for value in let.results)
+            elif isinstance(operation, ops.Rename) and turned.intersection(reads(let)):
                 for source, target in operation.pairs:
                     made.setdefault(source, made.get(target, target))
     return made
@@ -52,23 +51,20 @@ def letters(program: Program, firm: Collection[str]) -> dict[str, str]:
 def _attentions(program: Program) -> Iterator[tuple[Shape, Shape, Shape, str, str]]:
     """Queries, keys and values, the dimension of keys' positions and the one that scores sum over."""
     for func in program.funcs:
-        lets: dict[str, Let] = {}
+        makers: dict[str, Let] = {}
         kinds: dict[str, Shape] = {}
-        for site in sites(program, func):
-            statement = site.statement
-            if not isinstance(statement, Let):
-                continue
+        for statement, scope in lets(program, func):
             for operand in statement.operands:
                 if isinstance(operand, str):
-                    kinds[operand] = site.scope.type_of(operand).shape
-            lets.update((value.name, statement) for value in statement.results)
+                    kinds[operand] = scope.type_of(operand).shape
+            makers.update((value.name, statement) for value in statement.results)
             operation = statement.operation
             if isinstance(operation, ops.Attend):
                 q, k, v = (kinds[str(each)] for each in statement.operands[:3])
                 yield q, k, v, operation.along, operation.contracted
             elif isinstance(operation, ops.Contract) and len(operation.dims) == 1:
                 for weights, v in (statement.operands, statement.operands[::-1]):
-                    scores = _scores(lets, str(weights), operation.dims[0])
+                    scores = _scores(makers, str(weights), operation.dims[0])
                     if scores is None:
                         continue
                     assert isinstance(scores.operation, ops.Contract)
@@ -78,9 +74,9 @@ def _attentions(program: Program) -> Iterator[tuple[Shape, Shape, Shape, str, st
                         yield q, k, kinds[str(v)], operation.dims[0], scores.operation.dims[0]
 
 
-def _scores(lets: dict[str, Let], name: str, along: str) -> Let | None:
+def _scores(makers: dict[str, Let], name: str, along: str) -> Let | None:
     """The product whose softmax along a dimension a value is."""
-    statement = lets.get(name)
+    statement = makers.get(name)
     seen_softmax = False
     while statement is not None:
         operation = statement.operation
@@ -90,7 +86,7 @@ def _scores(lets: dict[str, Let], name: str, along: str) -> Let | None:
             return statement if seen_softmax and along in statement.result.type.shape else None
         elif not isinstance(operation, _BETWEEN):
             return None
-        given = [lets[each] for each in statement.operands if isinstance(each, str) and each in lets]
+        given = [makers[each] for each in statement.operands if isinstance(each, str) and each in makers]
         wide = [each for each in given if along in each.result.type.shape]
         statement = max(wide, key=lambda each: len(each.result.type.shape.dims), default=None)
     return None
@@ -98,13 +94,8 @@ def _scores(lets: dict[str, Let], name: str, along: str) -> Let | None:
 
 def _parts(program: Program) -> set[str]:
     """Dimensions that others are cut into, or put together of."""
-    found: set[str] = set()
-    for func in program.funcs:
-        for site in sites(program, func):
-            operation = site.statement.operation if isinstance(site.statement, Let) else None
-            if isinstance(operation, ops.Split | ops.Merge):
-                found.update(operation.parts)
-    return found
+    operations = (let.operation for let, _ in lets(program))
+    return {part for each in operations if isinstance(each, ops.Split | ops.Merge) for part in each.parts}
 
 
 def _heads(program: Program, shared: list[str], projected: set[str]) -> str | None:

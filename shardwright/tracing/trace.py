@@ -278,16 +278,16 @@ def _in_any_order(program: Program) -> Program:
     from shardwright.compiling.compile_program import load, print_program
     from shardwright.ir import ops
     from shardwright.ir.program import Let, Marking, Statement
-    from shardwright.ir.walk import map_sites, operand_names, rename_operands, sites, with_values
+    from shardwright.ir.walk import lets, map_sites, operand_names, rename_operands, with_values
     from shardwright.passes.compiling.recognize import asks_nothing
 
     func = program.funcs[0]
     kept: dict[str, str] = {}
     counted = {  # a function of JAX counts the dimensions of its operands, and parts that are joined are alike
         name
-        for site in sites(program, func)
-        if isinstance(site.statement, Let) and isinstance(site.statement.operation, ops.Foreign | ops.Concat)
-        for name in operand_names(site.statement.operands)
+        for let, _ in lets(program, func)
+        if isinstance(let.operation, ops.Foreign | ops.Concat)
+        for name in operand_names(let.operands)
     }
     state = {value.name for value in program.state}  # of which an old version may be kept
     any_order = (ops.Merge, ops.Split, ops.Contract, ops.Attend, ops.Rename)
@@ -347,14 +347,9 @@ def _returned(text: str) -> list[str]:
 
 
 def _operations(program: Program) -> list[str]:
-    from shardwright.ir.program import Let
-    from shardwright.ir.walk import sites
+    from shardwright.ir.walk import lets
 
-    return [
-        site.statement.operation.keyword
-        for site in sites(program, program.funcs[0])
-        if isinstance(site.statement, Let)
-    ]  # fmt: skip
+    return [let.operation.keyword for let, _ in lets(program)]
 
 
 def from_file(name: str, path: str, arguments: str | None) -> tuple[Callable[..., Any], tuple[Any, ...]]:

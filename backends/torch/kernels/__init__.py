@@ -16,8 +16,9 @@ from shardwright.ir import ops
 from shardwright.ir.diagnostics import NOWHERE, fault, placed
 from shardwright.ir.operation import Operation
 from shardwright.ir.ops import Movement
-from shardwright.ir.program import Let, Program
+from shardwright.ir.program import Program
 from shardwright.ir.types import DType, Shape
+from shardwright.ir.walk import lets
 
 if TYPE_CHECKING:
     import torch
@@ -32,11 +33,10 @@ KERNELS: dict[type[Operation], Kernel] = (
 
 def check_kernels(program: Program) -> None:
     """Raises at the first statement whose operation PyTorch has no kernel for, before anything runs."""
-    for func in program.funcs:
-        for statement, _ in func.walk():
-            if isinstance(statement, Let) and not isinstance(statement.operation, Movement):
-                with placed(statement.span):
-                    kernel_of(statement.operation)
+    for let, _ in lets(program):
+        if not isinstance(let.operation, Movement):
+            with placed(let.span):
+                kernel_of(let.operation)
 
 
 def kernel_of(operation: Operation) -> Kernel:

@@ -13,10 +13,10 @@ from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Rotary
 from shardwright.ir.placements import on_device
-from shardwright.ir.program import Func, Let, Program
+from shardwright.ir.program import Func, Program
 from shardwright.ir.text.parser import parse, read_source
 from shardwright.ir.types import DType, TensorType
-from shardwright.ir.walk import sites
+from shardwright.ir.walk import lets
 from shardwright.ir.weight_source import WeightSource
 from shardwright.models.architectures import describe
 from shardwright.models.cache_rows import restart
@@ -254,9 +254,9 @@ def _check_rotary(program: Program, config: Mapping[str, Any], plan: GenerationP
 
 
 def _rotaries(program: Program) -> Iterator[tuple[Rotary, Span]]:
-    for site in sites(program, program.func("decode")):
-        if isinstance(site.statement, Let) and isinstance(site.statement.operation, Rotary):
-            yield site.statement.operation, site.statement.span
+    for let, _ in lets(program, program.func("decode")):
+        if isinstance(let.operation, Rotary):
+            yield let.operation, let.span
 
 
 def _turned(rotary: Rotary) -> str:

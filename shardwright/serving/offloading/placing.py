@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from shardwright.cost.offloading.policy import Policy, Shares
 from shardwright.ir.ops import Update
-from shardwright.ir.program import Func, Let, Loop, Program, Statement, Value
+from shardwright.ir.program import Func, Loop, Program, Statement, Value
 from shardwright.ir.types import Placement, Tier
+from shardwright.ir.walk import lets
 from shardwright.models.weight_map import WeightEntry, WeightMap
 from shardwright.models.weights import dims_of
 from shardwright.passes.memory.host_attention import with_attention_on_host
@@ -67,11 +68,7 @@ def _typed(value: Value, placement: Placement) -> Value:
 
 def _caches(program: Program) -> dict[str, str]:
     """State that is updated position by position, and the dimension of its positions."""
-    found: dict[str, str] = {}
-    for func in program.funcs:
-        for statement, _ in func.walk():
-            if isinstance(statement, Let) and isinstance(statement.operation, Update):
-                found[str(statement.operands[0])] = statement.operation.dim
+    found = {str(let.operands[0]): let.operation.dim for let, _ in lets(program) if isinstance(let.operation, Update)}
     return {name: dim for name, dim in found.items() if name in program.state_names}
 
 
