@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from shardwright.backends.graph.annotations import Annotation
-from shardwright.backends.graph.dot import to_dot
 from shardwright.backends.graph.drawing import FORMATS, Drawing, draw
 from shardwright.backends.graph.rendering import render
 
-__all__ = ["FORMATS", "Annotation", "Drawing", "draw", "render", "to_dot"]
+__all__ = ["FORMATS", "Annotation", "Drawing", "draw", "render"]

@@ -29,27 +29,6 @@ class GraphText:
     unfolded: Mapping[str, str]
 
 
-def to_dot(
-    program: Program,
-    *,
-    source: Source | None = None,
-    func: str | None = None,
-    title: str | None = None,
-    annotations: Annotations | None = None,
-    folded: bool = True,
-    shapes: bool = False,
-) -> str:
-    """The DOT text of a program at either level, or of one of its functions.
-
-    With `source`, tooltips quote the line that a statement stands on, and the title is by default the file's name.
-    `annotations` adds text and colour to the operations that make the named values. Unless `folded` is false, the
-    arithmetic that stands for one place of the text is one node. With `shapes` labels have the shape that a chip holds.
-
-    Raises a `DiagnosticError` where the program has no function of that name, ModuleNotFoundError without graphviz.
-    """
-    return graph_text(program, source, func, title, annotations, folded=folded, shapes=shapes).whole
-
-
 def graph_text(
     program: Program,
     source: Source | None,
@@ -60,7 +39,10 @@ def graph_text(
     folded: bool,
     shapes: bool,
 ) -> GraphText:
-    """The text of `to_dot`, with what its folds show."""
+    """The DOT text of a program at either level, or of one of its functions, by the arguments of `drawing.draw`.
+
+    Raises a `DiagnosticError` where the program has no function of that name, ModuleNotFoundError without graphviz.
+    """
     import graphviz
 
     funcs = [_chosen(program, func)] if func is not None else list(program.funcs)

@@ -110,11 +110,15 @@ def draw(
 ) -> Drawing:
     """A picture of a program, or of its function `func`; with `path`, also written there (see `Drawing.save`).
 
+    With `source`, tooltips quote the line that a statement stands on, and the title is by default the file's name.
+    `annotations` adds text and colour to the operations that make the named values. Unless `folded` is false, the
+    arithmetic that stands for one place of the text is one node. With `shapes` labels have the shape that a chip holds.
+
     With `chip`, or its name, operations have their share of the predicted time on it, by `constants` where they are not
     the chip's own. In place of the graph, of an explicit program: with `value` which chip holds what of that value,
     with `timeline` when a call on `chip`, else on the program's own, computes and communicates, in all or in the
-    seconds of `window`, and beneath it what the compiler of a `target` has scheduled. The other arguments are those of
-    `to_dot`. Raises a `DiagnosticError` for an unknown function, value, target or suffix.
+    seconds of `window`, and beneath it what the compiler of a `target` has scheduled. Raises a `DiagnosticError` for an
+    unknown function, value, target or suffix.
     """
     if path is not None:
         format_of(path, OF_TIMELINES if timeline else FORMATS)

@@ -7,7 +7,7 @@ import pytest
 from oracles.jax_agreement import check, explicit
 from program_text import program
 
-from shardwright.backends.graph import to_dot
+from shardwright.backends.graph import draw
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.backends.simulation.simulator import simulate
@@ -114,7 +114,7 @@ func f(a: f32 E) -> f32 E {
 
 def test_pictures_name_what_is_started() -> None:
     made = explicit(AHEAD.format(dims="NM", wrap=""))
-    drawn = to_dot(made)
+    drawn = draw(made).dot
     assert "<B>prefetch</B> ahead=NM" in drawn
     assert "in flight" in drawn
-    assert "<B>start all_gather</B> xy" in to_dot(explicit(STARTED))
+    assert "<B>start all_gather</B> xy" in draw(explicit(STARTED)).dot

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.backends.graph import draw, to_dot
+from shardwright.backends.graph import draw
 from shardwright.backends.graph.folding import folds, used_in
 from shardwright.compiling.compile_program import explicit, load
 from shardwright.ir.diagnostics import Source
@@ -43,12 +43,12 @@ def bodies(statements: tuple[Statement, ...]) -> Iterator[tuple[Statement, ...]]
 
 def test_norms_rotary_and_swiglu_are_one_node_between_collectives() -> None:
     program, source = example("10_palm_parallel_block")
-    folded = labels(to_dot(program, source=source))
+    folded = labels(draw(program, source=source).dot)
     assert sum(label.startswith("layernorm[E, eps=1e-5]") for label in folded) == 3
     assert sum(label.startswith("rotary[D, base=10000, style=gptj]") for label in folded) == 2
     assert "silu, ×" in folded
     assert not any("rsqrt" in label for label in folded)
-    every = labels(to_dot(program, source=source, folded=False))
+    every = labels(draw(program, source=source, folded=False).dot)
     assert any("rsqrt" in label for label in every)
     assert len(every) > len(folded) + 10
 
@@ -73,7 +73,7 @@ def let(body: tuple[Statement, ...]) -> list[Let]:
 
 def test_without_the_text_a_fold_says_what_it_computes() -> None:
     program, _ = example("10_palm_parallel_block")
-    assert any(label.startswith("sum[E]") for label in labels(to_dot(program)))
+    assert any(label.startswith("sum[E]") for label in labels(draw(program).dot))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,7 +81,7 @@ def test_collectives_products_and_attention_never_fold_away(name: str) -> None:
     program, source = example(name)
     kept = re.compile(r"all_gather|reduce_scatter|all_reduce|all_to_all|permute|roll|@ |attend|set |return")
     folded, every = (
-        sorted(label for label in labels(to_dot(program, source=source, folded=one)) if kept.match(label))
+        sorted(label for label in labels(draw(program, source=source, folded=one).dot) if kept.match(label))
         for one in (True, False)
     )
     assert folded == every
@@ -132,8 +132,8 @@ def test_statements_of_one_line_around_a_movement_are_two_nodes() -> None:
 
 def test_shapes_of_a_chip_stand_in_the_picture_when_asked_for() -> None:
     program, source = example("10_palm_parallel_block")
-    assert "512 × 1 × 288" not in "".join(labels(to_dot(program, source=source)))
-    assert "512 × 1 × 288" in "".join(labels(to_dot(program, source=source, shapes=True)))
+    assert "512 × 1 × 288" not in "".join(labels(draw(program, source=source).dot))
+    assert "512 × 1 × 288" in "".join(labels(draw(program, source=source, shapes=True).dot))
 
 
 @pytest.mark.parametrize("cache", [None, 2048])

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from shardwright.backends.graph import FORMATS, Annotation, Drawing, draw, render, to_dot
+from shardwright.backends.graph import FORMATS, Annotation, Drawing, draw, render
 from shardwright.backends.graph.fonts import font_folder
 from shardwright.backends.graph.labels import bytes_text, escaped
 from shardwright.ir.diagnostics import DiagnosticError, Source
@@ -69,15 +69,15 @@ def explicit(source: Source) -> Program:
 
 
 def test_dot_of_a_small_program(golden: Callable[[str, str], None]) -> None:
-    golden("graph/ffn.dot", to_dot(explicit(FFN), source=FFN))
+    golden("graph/ffn.dot", draw(explicit(FFN), source=FFN).dot)
 
 
 def test_dot_of_a_loop_with_weights_and_state(golden: Callable[[str, str], None]) -> None:
-    golden("graph/loop.dot", to_dot(explicit(LOOP), source=LOOP))
+    golden("graph/loop.dot", draw(explicit(LOOP), source=LOOP).dot)
 
 
 def test_types_have_subscripts_and_partial_values_a_mark() -> None:
-    dot = to_dot(explicit(FFN))
+    dot = draw(explicit(FFN)).dot
     assert "BLF<SUB>yz</SUB>" in dot
     assert "<B>partialsum</B><SUB>x</SUB>" in dot
     assert "<I>g&nbsp;" in dot  # found
@@ -85,45 +85,45 @@ def test_types_have_subscripts_and_partial_values_a_mark() -> None:
 
 
 def test_collectives_say_what_a_chip_receives() -> None:
-    dot = to_dot(explicit(FFN))
+    dot = draw(explicit(FFN)).dot
     assert '<B>all_gather</B> yz<BR/><FONT POINT-SIZE="9">receives 4.22 MiB</FONT>' in dot
     assert "receives 4,423,680 bytes per chip" in dot  # 512 * 18432 / 64 elements of 2 bytes, from 15 others
 
 
 def test_the_legend_has_what_occurs() -> None:
-    small = to_dot(explicit(FFN))
+    small = draw(explicit(FFN)).dot
     for entry in ("input", "result", "all-gather, 4.22 MiB per chip", "type demanded", "type found"):
         assert f">{entry}<" in small
     for entry in ("weight", "state", "carried by a loop", "slice", "share"):
         assert f">{entry}<" not in small
-    large = to_dot(explicit(LOOP))
+    large = draw(explicit(LOOP)).dot
     for entry in ("weight", "state", "carried by a loop", "reduce-scatter, 3.69 KiB per chip"):  # 118 times 32 bytes
         assert f">{entry}<" in large
 
 
 def test_loops_are_clusters_with_their_trips() -> None:
-    assert "<B>loop[N as i] × 118</B>" in to_dot(explicit(LOOP))
+    assert "<B>loop[N as i] × 118</B>" in draw(explicit(LOOP)).dot
 
 
 def test_layouts_left_open_are_drawn() -> None:
     text = "mesh x=2\ndim B=4 E=8\nfunc f(x: B_xE) -> BE? {\n  y: BE? = gelu(x)\n  return y\n}\n"
-    dot = to_dot(elaborate(parse(Source("open.shard", text))))
+    dot = draw(elaborate(parse(Source("open.shard", text)))).dot
     assert "BE?" in dot
     assert "layout left to the compiler" in dot
 
 
 def test_one_function() -> None:
     program = explicit(FFN)
-    assert to_dot(program, func="ffn") == to_dot(program)
+    assert draw(program, func="ffn").dot == draw(program).dot
     with pytest.raises(DiagnosticError) as caught:
-        to_dot(program, func="fnn")
+        draw(program, func="fnn")
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.message == "the program has no function fnn"
     assert [note.message for note in diagnostic.notes] == ["did you mean ffn?"]
 
 
 def test_annotations_colour_operations() -> None:
-    dot = to_dot(explicit(FFN), annotations={"ffn.y": Annotation("12% of the time", 1.0), "g": Annotation("", 0.0)})
+    dot = draw(explicit(FFN), annotations={"ffn.y": Annotation("12% of the time", 1.0), "g": Annotation("", 0.0)}).dot
     assert "12% of the time" in dot
     assert "#e34a33" in dot
     assert ">share<" in dot
@@ -155,7 +155,7 @@ def test_unknown_formats(tmp_path: Path) -> None:
 
 
 def test_tooltips() -> None:
-    root = ET.fromstring(render(to_dot(explicit(FFN), source=FFN), "svg"))
+    root = ET.fromstring(render(draw(explicit(FFN), source=FFN).dot, "svg"))
     titles = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
     of_gelu = next(title for title in titles if title.startswith("y: bf16 BLF_xyz = gelu(r)"))
     assert of_gelu.splitlines() == [
@@ -169,7 +169,7 @@ def test_tooltips() -> None:
 
 
 def test_html_stands_alone() -> None:
-    page = render(to_dot(explicit(FFN), source=FFN), "html").decode()
+    page = render(draw(explicit(FFN), source=FFN).dot, "html").decode()
     assert not re.search(r"(?:src|href)\s*=|@import|url\(", page)
     assert set(re.findall(r"https?://[^\s\"'<>]+", page)) <= {
         "http://www.w3.org/2000/svg",
@@ -187,7 +187,7 @@ def test_notebooks_show_the_picture() -> None:
 def test_text_is_escaped() -> None:
     assert escaped('<B> & "x"\n\x00') == "&lt;B&gt; &amp; &quot;x&quot;\ufffd\ufffd"
     nasty = '</TABLE> & "]\\N <I>'
-    svg = render(to_dot(explicit(FFN), title=nasty, annotations={"y": Annotation(nasty)}), "svg").decode()
+    svg = render(draw(explicit(FFN), title=nasty, annotations={"y": Annotation(nasty)}).dot, "svg").decode()
     text = "".join(ET.fromstring(svg).itertext())
     assert text.count(nasty.replace("\\", "\N{SET MINUS}")) == 3  # the title, the node and its tooltip
 
@@ -218,7 +218,7 @@ def test_a_long_program_is_drawn_in_seconds() -> None:
     text = "mesh x=2\ndim B=4 E=8\nfunc f(x: BE_x) -> BE_x {\n" + "\n".join(lines) + f"\n  return {last}\n}}\n"
     program = explicit(Source("long.shard", text))
     began = sum(os.times()[:4])  # Graphviz is a process of its own
-    svg = render(to_dot(program), "svg").decode()
+    svg = render(draw(program).dot, "svg").decode()
     assert sum(os.times()[:4]) - began < 30
     assert svg.count('class="node"') >= 180
 
@@ -228,7 +228,7 @@ def test_an_input_that_is_used_late_stands_there_alone() -> None:
     text = (
         f"mesh x=2\ndim B=4 E=8\nfunc f(a0: BE, late: BE) -> BE {{\n{steps}\n  y :~ BE = a24 + late\n  return y\n}}\n"
     )
-    dot = to_dot(explicit(Source("late.shard", text)))
+    dot = draw(explicit(Source("late.shard", text))).dot
     nodes = re.findall(r"^\s*(n\d+) \[label=<<B>(\w+)</B>", dot, re.MULTILINE)
     assert sorted(name for _, name in nodes) == ["a0", "late"]
     assert all(re.search(rf"^\s*{node} -> ", dot, re.MULTILINE) for node, _ in nodes)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.backends.graph import to_dot
+from shardwright.backends.graph import draw
 from shardwright.backends.graph.layout import FUNCTION, LOOP, PART, RETURN, arranged
 from shardwright.compiling.compile_program import explicit, load
 from shardwright.ir.diagnostics import Source
@@ -58,7 +58,7 @@ class Placed:
     def __init__(self, name: str) -> None:
         path = EXAMPLES / f"{name}.shard"
         source = Source("nested", NESTED) if name == "nested" else Source(str(path), path.read_text())
-        self.graph = arranged(to_dot(explicit(load(source)), source=source))
+        self.graph = arranged(draw(explicit(load(source)), source=source).dot)
         self.nodes = {str(node): self.rectangle(node) for node in self.graph.nodes()}
 
     @staticmethod
