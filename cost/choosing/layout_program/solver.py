@@ -70,16 +70,13 @@ class Outcome:
     bounds_ns: list[float] = field(default_factory=list[float])
     narrow_ns: list[float] = field(default_factory=list[float])
     """Of problems in which statements leave their dimensions whole, since digits did not agree."""
-    solved: bool = True
-    """Whether all came to an end."""
     columns: int = 0
     excluded: dict[tuple[int, ...], ExcludedChoice] = field(default_factory=dict[tuple[int, ...], ExcludedChoice])
     """What was chosen, by the choice, to be excluded where it does not fit after all."""
 
-    def add(self, bound_ns: float, problem: LayoutProblem, *, solved: bool) -> None:
-        """Another problem's bound, and whether it came to an end."""
+    def add(self, bound_ns: float, problem: LayoutProblem) -> None:
+        """Another problem's bound."""
         (self.narrow_ns if problem.options.barred_reshapes else self.bounds_ns).append(bound_ns)
-        self.solved &= solved
 
     @property
     def bound_ns(self) -> float:
@@ -171,9 +168,7 @@ class _ProgramSolver(TimeSolver):
             exclude(self, made, each)
         solved = made.program.solve(self.effort.end - time.monotonic(), _EXACT)
         bound = math.inf if solved.infeasible else solved.bound
-        self.wanted.outcome.add(
-            bound - self.tie * self.most_ties, self.problem, solved=solved.optimal or solved.infeasible
-        )
+        self.wanted.outcome.add(bound - self.tie * self.most_ties, self.problem)
         found = self.read(made, solved)
         if not memory:  # moves may be in parts: the cheapest are known without them
             self.moves_of.clear()
@@ -185,7 +180,7 @@ class _ProgramSolver(TimeSolver):
         then that of the least bound."""
         wanted = self.wanted
         if self.least_kept() > self.chip.memory_bytes:
-            wanted.outcome.add(math.inf, self.problem, solved=True)
+            wanted.outcome.add(math.inf, self.problem)
             return None
         self.cases = Cases(self, self.chip.memory_bytes)
         first = self.cases.first(wanted.byte_ns)
@@ -218,7 +213,7 @@ class _ProgramSolver(TimeSolver):
                 if each is not dive:
                     heapq.heappush(queue, (each.bound, count, each))
         least = min(unsolved, queue[0][0] if queue else math.inf, dive.bound if dive is not None else math.inf)
-        wanted.outcome.add(min(least, upper), self.problem, solved=least >= upper * (1 - _EXACT))
+        wanted.outcome.add(min(least, upper), self.problem)
         return best
 
     def tried(self, case: Case, upper: float, most: float) -> tuple[GraphSolution | None, bool]:
