@@ -104,13 +104,6 @@ Position = tuple[int, ...]
 """Where a statement stands in a function: the numbers in their blocks of the loops around it, then its own."""
 
 
-def positions(body: Iterable[Statement], block: Position = ()) -> Iterator[tuple[Position, Statement]]:
-    """Every statement with its position, a loop before its body."""
-    for number, statement in enumerate(body):
-        yield (*block, number), statement
-        yield from positions(body_of(statement), (*block, number))
-
-
 def lets_in(body: Iterable[Statement]) -> Iterator[Let]:
     """Every operation."""
     return (statement for statement in statements(body) if isinstance(statement, Let))

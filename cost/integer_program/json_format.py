@@ -83,33 +83,6 @@ def _check_limit(problem: dict[str, Any]) -> None:
             raise _wrong(f'"problem" has "{key}", which is no key of it', 'did you mean "usage_limit"?')
 
 
-def to_json(problem: Problem) -> dict[str, Any]:
-    """The JSON value of a problem; infinite costs as the largest 64-bit integer."""
-
-    def numbers(array: Floats, more: int = 0) -> list[int | float]:
-        return [
-            2**63 - 1 if math.isinf(x) else more + (int(x) if x.is_integer() else x)
-            for x in map(float, array.ravel().tolist())
-        ]
-
-    body: dict[str, Any] = {
-        "name": problem.name,
-        "nodes": {
-            "intervals": [list(interval) for interval in problem.intervals],
-            "costs": [numbers(costs, 0 if i else problem.base) for i, costs in enumerate(problem.costs)],
-            "usages": [numbers(usages) for usages in problem.usages],
-        },
-        "edges": {
-            "nodes": [[edge.a, edge.b] for edge in problem.edges],
-            "costs": [numbers(edge.costs) for edge in problem.edges],
-        },
-    }
-    if problem.usage_limit is not None:
-        limit = problem.usage_limit
-        body["usage_limit"] = int(limit) if limit.is_integer() else limit
-    return {"problem": body}
-
-
 def _edges(edges: dict[str, Any], costs: tuple[Floats, ...]) -> tuple[tuple[Edge, ...], list[_Costs]]:
     """The edges, and their costs as they were read; of edges from a node to itself they are added to the node's."""
     ends, tables = _list(edges["nodes"], '"nodes" of "edges"'), _list(edges["costs"], '"costs" of "edges"')
@@ -118,10 +91,7 @@ def _edges(edges: dict[str, Any], costs: tuple[Floats, ...]) -> tuple[tuple[Edge
     made: list[Edge] = []
     read: list[_Costs] = []
     for number, (pair, row) in enumerate(zip(ends, tables, strict=True)):
-        found = cast("list[object]", pair) if isinstance(pair, list) else []
-        if len(found) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) for n in found):
-            raise _wrong(f"edge {number} joins {_shown(cast('object', pair))}, not two nodes")
-        a, b = (int(cast("int", n)) for n in found)
+        a, b = _two(pair, f"edge {number} joins", "two nodes")
         for node in (a, b):
             if not 0 <= node < len(costs):
                 raise _wrong(f"edge {number} joins node {node}, and there are {len(costs)} nodes, from 0 on")
@@ -207,13 +177,18 @@ def _numbers(value: object, what: str) -> tuple[list[int | float], Floats]:
 
 
 def _interval(value: object, node: int) -> tuple[int, int]:
-    row = cast("list[object]", value) if isinstance(value, list) else []
-    if len(row) != 2 or not all(isinstance(x, int) and not isinstance(x, bool) for x in row):
-        raise _wrong(f"the interval of node {node} is {_shown(cast('object', value))}, not two whole numbers")
-    start, end = (int(cast("int", x)) for x in row)
+    start, end = _two(value, f"the interval of node {node} is", "two whole numbers")
     if max(abs(start), abs(end)) >= 2**62:
-        raise _wrong(f"the interval of node {node} is {_shown(cast('object', value))}, beyond 62 bits")
+        raise _wrong(f"the interval of node {node} is {_shown(value)}, beyond 62 bits")
     return start, end
+
+
+def _two(value: object, what: str, wanted: str) -> tuple[int, int]:
+    row = cast("list[object]", value) if isinstance(value, list) else []
+    whole = [x for x in row if isinstance(x, int) and not isinstance(x, bool)]
+    if len(row) != 2 or len(whole) != 2:
+        raise _wrong(f"{what} {_shown(cast('object', value))}, not {wanted}")
+    return whole[0], whole[1]
 
 
 def _table(value: object, what: str, *keys: str) -> dict[str, Any]:

@@ -89,16 +89,12 @@ def latency_and_transfer(
 class Steps:
     """A collective over several axes at once beside one step per axis, in seconds.
 
-    `order` is the fastest order of the single steps. `separate` where they beat the joint one.
+    `order` is the fastest order of the single steps.
     """
 
     joint_s: float
     sequential_s: float
     order: tuple[str, ...]
-
-    @property
-    def separate(self) -> bool:
-        return self.sequential_s < self.joint_s
 
     @property
     def time_s(self) -> float:

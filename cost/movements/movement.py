@@ -120,17 +120,6 @@ def received_elements(operation: Movement | type[Movement], V: int, K: int) -> i
     return 0 if prices is None else -(-prices.times * V * (K if prices.of_result else 1) * (K - 1) // K)
 
 
-def movement_time(operation: Movement, operand: TensorType, topology: Topology, orders: Orders | None = None) -> float:
-    """Seconds for the movement of a value of type `operand`; 0 where nothing is received from other chips.
-
-    Copies between memories count as 0 here: they are scheduled and priced by offloading.
-    """
-    collective = collective_of(operation, operand, Mesh(topology.mesh), orders or {})
-    if collective is None:
-        return 0.0
-    return collective.time_s(topology)
-
-
 def collective_kind(operation: Movement) -> CollectiveKind | None:
     """The collective that a movement is, or starts; None where it is none."""
     prices = COLLECTIVES.get(type(operation.moves))

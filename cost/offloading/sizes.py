@@ -96,11 +96,6 @@ class Sizes:
     def weight_bytes(self) -> int:
         return self.layers * self.layer_bytes + self.embedding.bytes + self.unembedding.bytes
 
-    @property
-    def cache_token_bytes(self) -> float:
-        """Keys and values of one token in one layer."""
-        return self.cache_elements * self.cache_element_bytes
-
     def parts(self, *, tied: bool = False) -> tuple[tuple[WeightGroup, int], ...]:
         """Each part with how often the model has it; with `tied` what several have is the first one's alone."""
         layers, after = self.layers, self.unembedding

@@ -17,7 +17,7 @@ from shardwright.cost.hardware.chips import load_chip
 from shardwright.cost.hardware.topology import topology_of
 from shardwright.cost.movements.collectives import CollectiveKind, latency_and_transfer, round_latency
 from shardwright.cost.movements.exchange import Exchange, exchange_of
-from shardwright.cost.movements.movement import collective_of, movement_time
+from shardwright.cost.movements.movement import collective_of
 from shardwright.cost.resharding.bound import lacking_elements
 from shardwright.ir.digits import Order, fitting_order, global_indices
 from shardwright.ir.mesh import Mesh
@@ -143,4 +143,3 @@ def test_a_permute_takes_the_time_of_its_rounds_and_of_its_gather() -> None:
     assert latency == pytest.approx(made.rounds * round_latency(["x", "y"], topology) + gather[0])
     in_rounds = latency_and_transfer(CollectiveKind.ALL_TO_ALL, ["x", "y"], made.nbytes, topology)
     assert transfer == pytest.approx(in_rounds[1] + gather[1])
-    assert movement_time(operation, before, topology, {"A": ("x", "y")}) == made.time_s(topology)

@@ -24,7 +24,6 @@ from shardwright.ir.walk import (
     names_read,
     names_used,
     open_values,
-    positions,
     program_values,
     reads,
     rename_operands,
@@ -100,8 +99,9 @@ def test_a_block_reads_and_defines_what_its_loops_do_in_order() -> None:
 
 
 def test_positions_are_numbers_in_blocks_and_open_values_have_holes() -> None:
-    func = program(LAYERS).funcs[0]
-    assert [at for at, _ in positions(func.body)] == [(0,), (1,), (1, 0), (1, 1), (1, 2), (1, 3)]
+    layers = program(LAYERS)
+    func = layers.funcs[0]
+    assert [site.at for site in sites(layers, func)] == [(0,), (1,), (1, 0), (1, 1), (1, 2), (1, 3)]
     assert [value.name for value in open_values(func)] == ["a", "g_mul", "g"]
 
 

@@ -40,7 +40,7 @@ def peak(made: Program, func: str, tier: Tier) -> int:
 
 def test_everything_in_host_memory() -> None:
     sizes, formula, made = both("0,100,0,100,0,100")
-    cached = ROWS * sizes.cache_token_bytes * sizes.context  # of a batch in a layer
+    cached = ROWS * sizes.cache_elements * sizes.cache_element_bytes * sizes.context  # of a batch in a layer
     positions = sum(value.shape.elements * 4 for value in made.state if value.name == "pos")
 
     # On the device: two layers, two batches' caches and hidden states, and a batch's values at work, of which the
@@ -59,7 +59,7 @@ def test_everything_in_host_memory() -> None:
     # new keys and values.
     for func, tokens, host in (("prefill", PROMPT, formula.host_prefill), ("decode", 1, formula.host_decode)):
         other = (1 if func == "prefill" else PROMPT) * sizes.hidden_bytes * ROWS * BATCHES
-        arriving = ROWS * tokens * sizes.cache_token_bytes
+        arriving = ROWS * tokens * sizes.cache_elements * sizes.cache_element_bytes
         assert peak(made, func, Tier.HOST) == host + other + arriving
     assert peak(made, "decode", Tier.DISK) == formula.disk == 0
 
@@ -67,7 +67,7 @@ def test_everything_in_host_memory() -> None:
 def test_attention_on_the_host_keeps_the_cache_off_the_device() -> None:
     sizes, formula, made = both("0,100,0,100,0,100", on_host=True)
     _, fetched, other = both("0,100,0,100,0,100")
-    passing = 2 * ROWS * sizes.cache_token_bytes * sizes.context
+    passing = 2 * ROWS * sizes.cache_elements * sizes.cache_element_bytes * sizes.context
     assert fetched.device_decode - formula.device_decode == passing
     saved = peak(other, "decode", Tier.DEVICE) - peak(made, "decode", Tier.DEVICE)
     assert saved == pytest.approx(passing, rel=0.1)
@@ -81,7 +81,7 @@ def test_spread_over_all_memories() -> None:
     prompt_hidden = PROMPT * sizes.hidden_bytes * ROWS * BATCHES
     assert peak(made, "decode", Tier.DISK) == formula.disk + 0.5 * (hidden - prompt_hidden)
     at_home = 0.25 * (sizes.weight_bytes - sizes.unembedding.tensors[-1].bytes)  # the tied table is there once
-    moved = 2 * sizes.layer_bytes + 2 * ROWS * sizes.cache_token_bytes * sizes.context
+    moved = 2 * sizes.layer_bytes + 2 * ROWS * sizes.cache_elements * sizes.cache_element_bytes * sizes.context
     rest = peak(made, "decode", Tier.DEVICE) - at_home - moved
     assert 0 < rest <= ROWS * (sizes.decode_working + 2 * sizes.hidden_bytes) + 64
     assert 2 * 0.25 * sizes.layer_bytes == pytest.approx(

@@ -55,7 +55,7 @@ def test_sizes_of_opt_are_those_of_the_paper() -> None:
     assert sizes.layer_bytes - 2 * matrices == 2 * (9 * h1 + h2)  # 4 for norms, 4 + 1 biases of h1, one of h2
     assert [tensor.name for tensor in sizes.attention.tensors if tensor.matrix] == ["wq", "wk", "wv", "wo"]
     assert [tensor.name for tensor in sizes.feedforward.tensors if tensor.matrix] == ["w_up", "w_down"]
-    assert sizes.cache_token_bytes == 4 * h1
+    assert sizes.cache_elements * sizes.cache_element_bytes == 4 * h1
     assert sizes.hidden_bytes == 2 * h1
     assert (sizes.attention.flops, sizes.feedforward.flops) == (8 * h1 * h1, 4 * h1 * h2)
     assert (sizes.attention_flops, sizes.scores) == (4 * h1, 56)
@@ -70,13 +70,16 @@ def test_sizes_of_opt_are_those_of_the_paper() -> None:
 def test_opt_175b_is_325_gib_of_weights() -> None:
     sizes = model_sizes(built_in("opt-175b").model, 512, 32)
     assert sizes.layers * sizes.layer_bytes / 2**30 == pytest.approx(325, rel=0.01)
-    assert sizes.layers * 512 * sizes.context * sizes.cache_token_bytes / 2**40 == pytest.approx(1.2, rel=0.02)
+    assert (
+        sizes.layers * 512 * sizes.context * sizes.cache_elements * sizes.cache_element_bytes / 2** 40
+        == pytest.approx(1.2, rel=0.02)
+    )
 
 
 def test_grouped_queries_and_a_gate_come_from_the_types() -> None:
     """Llama 2 70B: 8 heads of keys and values of 128, three matrices of 8192 x 28672."""
     sizes = model_sizes(built_in("llama-2-70b").model, 512, 32)
-    assert sizes.cache_token_bytes == 2 * 2 * 8 * 128
+    assert sizes.cache_elements * sizes.cache_element_bytes == 2 * 2 * 8 * 128
     assert sizes.feedforward.matrix_elements == 3 * 8192 * 28672
     assert sizes.attention.matrix_elements == 2 * 8192 * 8192 + 2 * 8192 * 1024
     assert sizes.attention_flops == 4 * 64 * 128
