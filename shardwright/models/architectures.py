@@ -429,33 +429,8 @@ ARCHITECTURES: dict[str, Callable[[Config], Model]] = {
     "StableLmForCausalLM": stablelm,
     "Starcoder2ForCausalLM": starcoder2,
 }
-MODEL_TYPES = {
-    "cohere": "CohereForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "falcon": "FalconForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "gpt_bigcode": "GPTBigCodeForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "gptj": "GPTJForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "opt": "OPTForCausalLM",
-    "phi": "PhiForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-}
-"""For a config that names no architecture."""
+MODEL_TYPES = {"gemma3_text" if of is gemma3 else of.__name__: name for name, of in ARCHITECTURES.items()}
+"""For a config that names no architecture: functions are named as `model_type` names what they describe."""
 
 
 def describe(config: Config) -> Model:
