@@ -166,9 +166,11 @@ class CompilerFault(Exception):  # noqa: N818 - the word of this project for wha
     """Raised where the compiler is at fault, not its input: a check of its own work failed."""
 
 
-def fault(code: str, message: str, span: Span = NOWHERE, *notes: str | Note) -> DiagnosticError:
-    """A `DiagnosticError` of one diagnostic, to be raised by the caller."""
-    return DiagnosticError([Diagnostic(code, message, span, tuple(map(Note.of, notes)))])
+def fault(code: str, message: str, span: Span = NOWHERE, *notes: str | Note | None) -> DiagnosticError:
+    """A `DiagnosticError` of one diagnostic, to be raised by the caller. None, as `nearest` may give it, is no note."""
+    return DiagnosticError(
+        [Diagnostic(code, message, span, tuple(Note.of(note) for note in notes if note is not None))]
+    )
 
 
 @contextmanager

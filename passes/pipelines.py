@@ -300,12 +300,11 @@ def _made(name: str, options: Mapping[str, str]) -> Pass:
     from shardwright.passes.every_pass import PASSES
 
     if name not in PASSES:
-        near = nearest(name, list(PASSES))
         raise fault(
             "unknown-pass",
             f"there is no pass {name}",
             NOWHERE,
-            near or f"the passes are {', '.join(PASSES)}",
+            nearest(name, list(PASSES)) or f"the passes are {', '.join(PASSES)}",
         )
     made = PASSES[name]
     known = {field.name.replace("_", "-"): field for field in fields(made)}

@@ -65,9 +65,8 @@ def frames_of(program: Program, name: str, func: str | None = None) -> list[Valu
                     return _movement(program, one, statement, lying) or [lying]
                 names[value.name] = None
     where = f"function {func}" if func is not None else "program"
-    near = nearest(name, list(names))
     listed = f"it has {', '.join(list(names)[:_LISTED])}{', ...' if len(names) > _LISTED else ''}"
-    raise fault("undeclared", f"the {where} has no value {name}", NOWHERE, *([near] if near else []), listed)
+    raise fault("undeclared", f"the {where} has no value {name}", NOWHERE, nearest(name, list(names)), listed)
 
 
 def _lying(title: str, kind: TensorType, program: Program, func: Func) -> ValueFrame:

@@ -199,10 +199,8 @@ def parse_target(name: str) -> Target:
     chip, colon, shape = name.partition(":")
     known = (*chip_names(), *_ALIASES)
     if chip not in known:
-        near = nearest(chip, (*known, "cpu"))
-        hints = (near,) if near else ()
         listed = f"targets are CHIP:SHAPE or cpu, with the chips {', '.join(chip_names())}"
-        raise _refused("unknown-target", f"there is no target {name!r}", *hints, listed)
+        raise _refused("unknown-target", f"there is no target {name!r}", nearest(chip, (*known, "cpu")), listed)
     if not colon or not _SHAPE.fullmatch(shape):
         what = f"{shape!r} is not a shape" if colon else f"{name} says no shape"
         raise _refused("unknown-target", what, f"a target is CHIP:SHAPE, as in {example_name(chip)}")
@@ -262,7 +260,7 @@ def _check_node_shape(name: str, sizes: tuple[int, ...], switched: Switched) -> 
         )
 
 
-def _refused(code: str, message: str, *notes: str | Note) -> DiagnosticError:
+def _refused(code: str, message: str, *notes: str | Note | None) -> DiagnosticError:
     refused = fault(code, message, NOWHERE, *notes)
     refused.source = Source("--target", "")
     return refused

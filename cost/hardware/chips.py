@@ -250,10 +250,8 @@ def _file(name: str, what: str, known: Sequence[str], span: Span = NOWHERE) -> P
         return _HERE / f"{what}s" / f"{name}.toml"
     if name.endswith(".toml") or "/" in name or "\\" in name:
         return Path(name)
-    near = nearest(name, known)
-    notes = [near] if near else []
     listed = f"{what}s: {', '.join(known)}; or the path of a {what} file, NAME.toml"
-    raise fault(f"unknown-{what}", f"there is no {what} `{name}`", span, *notes, listed)
+    raise fault(f"unknown-{what}", f"there is no {what} `{name}`", span, nearest(name, known), listed)
 
 
 def _chip(table: TomlTable, *, alone: bool = False) -> Chip:

@@ -151,12 +151,11 @@ def runtime_names() -> tuple[str, ...]:
 def load_runtime(name: str) -> Runtime:
     """The description of this name. Raises where there is none."""
     if name not in runtime_names():
-        near = nearest(name, runtime_names())
         raise fault(
             "unknown-runtime",
             f"there is no runtime {name}",
             NOWHERE,
-            *([near] if near else []),
+            nearest(name, runtime_names()),
             f"the runtimes are {', '.join(runtime_names())}",
         )
     return read_toml(_FOLDER / f"{name}.toml", f"{name}.toml", _runtime)

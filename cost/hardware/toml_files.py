@@ -90,8 +90,7 @@ class TomlTable:
     def choice(self, key: str, choices: Sequence[str]) -> str:
         value = self.text(key)
         if value not in choices:
-            near = nearest(value, choices)
-            raise self.bad(key, f"must be one of {', '.join(choices)}", *([near] if near else []))
+            raise self.bad(key, f"must be one of {', '.join(choices)}", nearest(value, choices))
         return value
 
     def flag(self, key: str) -> bool:
@@ -211,7 +210,7 @@ class TomlTable:
         where = f" in [{'.'.join(str(p) for p in self.path if isinstance(p, str))}]" if self.path else ""
         return fault("unknown-key", f"unknown key `{key}`{where}", self.span(key), way_out)
 
-    def bad(self, key: str, must: str, *notes: str | Note) -> DiagnosticError:
+    def bad(self, key: str, must: str, *notes: str | Note | None) -> DiagnosticError:
         return fault("bad-value", f"`{key}` {must}", self.span(key), *notes)
 
     def _take(self, key: str) -> None:

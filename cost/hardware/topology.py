@@ -140,10 +140,8 @@ def check_axes(topology: Topology, axes: Sequence[str]) -> None:
     names = [name for name, _ in topology.mesh]
     for axis in axes:
         if axis not in names:
-            near = nearest(axis, names)
-            notes = (near,) if near else ()
-            listed = ", ".join(names) or "none"
-            raise fault("unknown-axis", f"the mesh has no axis `{axis}`", NOWHERE, *notes, f"its axes: {listed}")
+            near, listed = nearest(axis, names), ", ".join(names) or "none"
+            raise fault("unknown-axis", f"the mesh has no axis `{axis}`", NOWHERE, near, f"its axes: {listed}")
     if len(set(axes)) != len(axes):
         raise fault("repeated-axis", f"an axis occurs twice in {', '.join(axes)}", NOWHERE, "name each axis once")
 

@@ -114,7 +114,7 @@ class Names:
                     "functions share weights and state; hand it over as a parameter, or declare it as state",
                 )
             near = nearest(name, [n for n in scope.values if n not in self.poisoned])
-            raise fault("undeclared", f"{name} is not defined", span, *([near] if near else []))
+            raise fault("undeclared", f"{name} is not defined", span, near)
         if name in self.aliases:
             state, version = self.aliases[name]
             if self.versions.get(state, 0) != version:

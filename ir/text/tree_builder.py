@@ -276,9 +276,8 @@ class TreeBuilder:
         tiers = _tokens(children[:along], "NAME")
         for tier in tiers:
             if str(tier) not in TIERS:
-                near = nearest(str(tier), TIERS)
-                notes = [*([near] if near else []), "memories are `device`, `host` and `disk`"]
-                raise fault("bad-placement", f"`{clip(tier)}` is not a memory", span_of(tier), *notes)
+                what, known = f"`{clip(tier)}` is not a memory", "memories are `device`, `host` and `disk`"
+                raise fault("bad-placement", what, span_of(tier), nearest(str(tier), TIERS), known)
         percents = _tokens(children, "PERCENT")
         shares = [float(p[:-1]) for p in percents] if percents else [100.0]
         dim = _plain_dim(children[along + 1]) if along < len(children) else None

@@ -16,10 +16,9 @@ def divided(program: Program, batch: str, count: int) -> MicroBatches:
     """
     names = [dim.name for dim in program.dims]
     if batch not in names:
-        near = nearest(batch, names)
         raise fault(
             "bad-option", f"schedule-blocks: batch: the program has no dimension {batch}", NOWHERE,
-            near or "name the one that is divided into batches, as in batch=B",
+            nearest(batch, names) or "name the one that is divided into batches, as in batch=B",
         )  # fmt: skip
     whole = program.dim(batch)
     if whole.size % count:

@@ -120,12 +120,11 @@ class LoopCollectives(Pass):
         known = _collectives(program)
         for name in () if self.values == "all" else self.values.split("+"):
             if name not in known:
-                near = nearest(name, known)
                 raise fault(
                     "bad-option",
                     f"loop-collectives: {name} is no result of an all_gather or a reduce_scatter",
                     NOWHERE,
-                    near or f"these are {', '.join(known) or 'none'}",
+                    nearest(name, known) or f"these are {', '.join(known) or 'none'}",
                 )
 
     def priced(self, program: Program, func: Func) -> LoopCollectives:

@@ -324,12 +324,11 @@ def axes_named(option: str, text: str, mesh: Mesh) -> Axes:
     names = text.split("+") if "+" in text or text in mesh else re.findall(r"[a-z][0-9]*|.", text)
     for name in names:
         if name not in mesh:
-            near = nearest(name, list(mesh))
             raise fault(
                 "bad-option",
                 f"{option}: the mesh {mesh} has no axis {name}",
                 NOWHERE,
-                near or "write axes as in xy, data+model where names are longer, or all",
+                nearest(name, list(mesh)) or "write axes as in xy, data+model where names are longer, or all",
             )
         if names.count(name) > 1:
             raise fault("bad-option", f"{option}: {name} is named twice", NOWHERE, "name each axis once")

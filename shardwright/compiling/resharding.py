@@ -77,12 +77,11 @@ def _type(text: Source, written: TypeExpr, dtype: str | None, mesh: Mesh, sizes:
     with located(text):
         for dim in written.row.dims if written.row else ():
             if dim.name not in sizes:
-                near = nearest(dim.name, list(sizes))
                 raise fault(
                     "unknown-dimension",
                     f"--dim gives no size for {dim.name}",
                     dim.span,
-                    near or f"add it: --dim {dim.name}=...",
+                    nearest(dim.name, list(sizes)) or f"add it: --dim {dim.name}=...",
                 )
         declared = Declarations(mesh, tuple(DimInfo(name, size) for name, size in sizes.items()), (), ())
         kind = declared.type(replace(written, dtype=written.dtype or dtype), sizes)

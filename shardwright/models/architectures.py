@@ -445,12 +445,11 @@ def describe(config: Config) -> Model:
         raise fault("bad-config", "the config names no architecture: it has neither architectures nor model_type")
     known = ", ".join(ARCHITECTURES)
     if name not in ARCHITECTURES:
-        near = nearest(name, list(ARCHITECTURES))
         raise fault(
             "unknown-architecture",
             f"the architecture {shown(name)[1:-1]} is not known; known are {known}",
             NOWHERE,
-            *([near] if near else []),
+            nearest(name, list(ARCHITECTURES)),
         )
     check_quantization(config)
     return ARCHITECTURES[name](config)

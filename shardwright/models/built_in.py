@@ -44,12 +44,11 @@ def built_in(name: str) -> BuiltIn:
     """The model of this name. Raises where there is none."""
     tables = _tables()
     if name not in tables:
-        near = nearest(name, list(tables))
         raise fault(
             "unknown-model",
             f"there is no model {name}",
             NOWHERE,
-            *([near] if near else []),
+            nearest(name, list(tables)),
             f"the models are {', '.join(built_in_names())}; or the path of a config.json",
         )
     return _built(name)

@@ -252,13 +252,12 @@ def _check(
     }
     missing = [tensor for tensor in wanted if tensor not in files]
     if missing:
-        near = nearest(missing[0], list(files))
         places = _named({file.path.name for file in files.values()})
         raise _all(
             folder,
             "missing-tensor",
             [f"tensor {tensor}, for {wanted[tensor][0]}, is not in {places}" for tensor in missing],
-            *([near] if near else []),
+            nearest(missing[0], list(files)),
         )
     superfluous = [
         tensor
@@ -309,7 +308,7 @@ def _named(names: Iterable[str]) -> str:
     return listed[0] if len(listed) == 1 else f"{len(listed)} files, {listed[0]} and on" if listed else "any file"
 
 
-def _all(folder: Path, code: str, problems: Sequence[str], *notes: str | Note) -> DiagnosticError:
+def _all(folder: Path, code: str, problems: Sequence[str], *notes: str | Note | None) -> DiagnosticError:
     """One diagnostic for each of the first few problems."""
     shown_ones = list(problems[:_SHOWN])
     if len(problems) > _SHOWN:

@@ -152,12 +152,11 @@ def preset(name: str) -> Preset:
     if name == OPEN:
         return _OPEN
     if name not in PRESETS:
-        near = nearest(name, [*PRESETS, OPEN])
         raise fault(
             "unknown-layout",
             f"there is no layout {name}; there are {', '.join(PRESETS)}, and {OPEN}",
             NOWHERE,
-            *([near] if near else []),
+            nearest(name, [*PRESETS, OPEN]),
         )
     return PRESETS[name]
 

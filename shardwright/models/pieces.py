@@ -26,12 +26,11 @@ def activation(config: Config, default: str, key: str = "hidden_act") -> str:
     """The activation as an operation of the language."""
     name = config.word(key, default)
     if name not in ACTIVATIONS:
-        near = nearest(name, list(ACTIVATIONS))
         raise fault(
             "unsupported-config",
             f"{key} {shown(name)} is not known; known are {', '.join(ACTIVATIONS)}",
             NOWHERE,
-            *([near] if near else []),
+            nearest(name, list(ACTIVATIONS)),
         )
     return ACTIVATIONS[name]
 

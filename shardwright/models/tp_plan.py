@@ -60,9 +60,7 @@ def read_plan(path: str, model: Model) -> Preset:
             known = key in used or any(module == key or module.endswith(f".{key}") for module in others)
             if not known and not any(module.startswith(f"{key}.") for module in used):
                 near = nearest(key, [_base_name(weight) for weight in model_weights(model)])
-                raise fault(
-                    "unknown-module", f"{model.architecture} has no module {key}", NOWHERE, *filter(None, [near])
-                )
+                raise fault("unknown-module", f"{model.architecture} has no module {key}", NOWHERE, near)
     axes = {role: Axes.ALL if chosen.get(role, (False, ""))[0] else Axes.NONE for role in _SPLIT}
     return Preset({Role.NORM: Axes.NONE, Role.EMBED: Axes.NONE, **axes}, residual=Axes.NONE, name=Path(path).name)
 

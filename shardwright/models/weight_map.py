@@ -273,12 +273,11 @@ def check_map(
             shape = weight.shape
             wholes = [(weight.name, shape.names, [shape.size(dim) for dim in shape.names])]
         else:
-            near = nearest(weight.name, list(mapping.entries))
             raise fault(
                 "weight-map",
                 f"the checkpoint's mapping has no weight {weight.name}",
                 weight.span,
-                near or f"it has {_listed(list(mapping.entries))}",
+                nearest(weight.name, list(mapping.entries)) or f"it has {_listed(list(mapping.entries))}",
             )
         for name, dims, extents_here in wholes:
             found = " ".join(f"{dim}={mapping.sizes[dim]}" for dim in mapping.entries[name].dims)

@@ -79,9 +79,8 @@ def check_preset(layout: str) -> None:
                 f"plan searches for layouts that fit, and so does search in what import --layout {OPEN} writes",
             )
     if layout not in PRESETS:
-        near = nearest(layout, tuple(PRESETS))
         found = f"there is no layout {layout}; there are {', '.join(PRESETS)}"
-        raise fault("unknown-layout", found, NOWHERE, *([near] if near else []))
+        raise fault("unknown-layout", found, NOWHERE, nearest(layout, tuple(PRESETS)))
 
 
 def torus_mesh(chip: Chip, n_chips: int, kv_heads: int = 1) -> Mesh:

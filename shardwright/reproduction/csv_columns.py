@@ -146,12 +146,11 @@ def read_columns(
             )
         seen.add(column)
         if column not in everything and column not in REMARKS:
-            near = nearest(word, everything)
             raise fault(
                 "unknown-column",
                 f"there is no column {word}, and nothing would be made of it",
                 span,
-                *([near] if near else []),
+                nearest(word, everything),
                 f"the columns are {', '.join(everything)}; for remarks {' and '.join(REMARKS)}",
             )
     return own

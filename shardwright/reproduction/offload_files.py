@@ -9,7 +9,7 @@ from shardwright.cost.hardware.chips import chip_names, load_chip, machine_names
 from shardwright.cost.hardware.runtimes import load_runtime, runtime_names
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.offloading.swarm import Network, petals, swarm_tokens_per_s
-from shardwright.ir.diagnostics import DiagnosticError, Note, Source, fault, located, nearest
+from shardwright.ir.diagnostics import DiagnosticError, Source, fault, located, nearest
 from shardwright.prediction.models import model_of
 from shardwright.prediction.offloading import model_sizes
 from shardwright.reproduction.checks import Check
@@ -68,13 +68,10 @@ def _policy_row(line: Line) -> Check:
 
 def _unknown_system(system: str, line: Line) -> DiagnosticError:
     known: Sequence[str] = (*runtime_names(), "flexgen-4bit", "ours-4bit")
+    swarm = f"petals has no policy; its columns are {', '.join(SWARM_COLUMNS)}" if system == "petals" else None
+    listed = f"systems are {', '.join(known)}"
     near = nearest(system, known)
-    notes: list[str | Note] = [near] if near else []
-    if system == "petals":
-        notes.append(f"petals has no policy; its columns are {', '.join(SWARM_COLUMNS)}")
-    return fault(
-        "unknown-system", f"there is no system {system!r}", line.span, *notes, f"systems are {', '.join(known)}"
-    )
+    return fault("unknown-system", f"there is no system {system!r}", line.span, near, swarm, listed)
 
 
 def _swarm_row(line: Line) -> Check:

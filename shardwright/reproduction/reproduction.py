@@ -181,10 +181,9 @@ def _predicted(name: str, progress: Progress | None) -> list[ReproducedTable]:
     key = name.lower().removeprefix("table").strip(" _.-").replace(".", "").replace("_", "-")
     if name != "all" and key not in (*names, *FIGURES):
         near = nearest(name, (*names, *FIGURES))
-        notes = [near] if near else []
         with located(Source(name, "")):
             listed = f"the tables are {', '.join((*names, *FIGURES))}; or the path of a .csv file"
-            raise fault("unknown-table", f"there is no table {name}", NOWHERE, *notes, listed)
+            raise fault("unknown-table", f"there is no table {name}", NOWHERE, near, listed)
     made: list[ReproducedTable] = []
     for chosen in names if name == "all" else [key]:
         if chosen in TABLES:
