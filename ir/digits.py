@@ -12,11 +12,15 @@ The digits of all types together need not divide a dimension's extent, which may
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from shardwright.ir.diagnostics import fault
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from shardwright.ir.types import TensorType
 
 Order = tuple[str | int, ...]
 
@@ -24,6 +28,15 @@ Order = tuple[str | int, ...]
 def radix(digit: str | int, mesh: Mapping[str, int]) -> int:
     """The number of values that one digit takes."""
     return mesh[digit] if isinstance(digit, str) else digit
+
+
+def blocks_of(kind: TensorType, dim: str, by: Sequence[str], mesh: Mapping[str, int]) -> tuple[int, int]:
+    """The number of blocks into which the digits `by` divide a dimension, and how many of them one chip holds. Raises
+    where they do not divide it."""
+    n, size = math.prod(mesh[axis] for axis in by), kind.shape.size(dim)
+    if size % n:
+        raise fault("not-divisible", f"{dim}={size} is not divisible by the {n} blocks of {' '.join(by)}")
+    return n, math.prod(mesh[axis] for axis in by if axis not in kind.split(dim))
 
 
 def order_size(order: Order, mesh: Mapping[str, int]) -> int:

@@ -245,13 +245,7 @@ def _split(_operation: ops.Split, terms: Sequence[Term], result: TensorType, low
 
 def _merge(operation: ops.Merge, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
     kind = terms[0].tensor
-    names: list[str] = []
-    for name in kind.names:
-        if name == operation.parts[0]:
-            names.extend(operation.parts)
-        elif name not in operation.parts:
-            names.append(name)
-    order = [kind.names.index(name) for name in names]
+    order = [kind.names.index(name) for name in operation.side_by_side(kind.names)]
     shape = kind.local_shape(lowering.mesh)
     return reshaped(
         transposed(terms[0].code, order), [shape[i] for i in order], result.local_shape(lowering.mesh)

@@ -10,7 +10,7 @@ from shardwright.backends.jax.source_text import JAX_DTYPES, number_text, reshap
 from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, literal, spread
 from shardwright.backends.jax.tiled_forms import order_on_tpu
 from shardwright.ir import ops
-from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.digits import blocks_of
 from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.types import ON_DEVICE, DType, TensorType
 
@@ -345,22 +345,10 @@ def _single(position: Term, lowering: Lowering) -> str:
     return reshaped(position.code, position.tensor.local_shape(lowering.mesh), ()) + cast
 
 
-def _blocks(kind: TensorType, dim: str, by: Sequence[str], lowering: Lowering) -> tuple[int, int]:
-    """Into how many blocks the digits `by` divide a dimension, and how many of them one chip holds."""
-    n = lowering.mesh.product(by)
-    if kind.shape.size(dim) % n:
-        raise fault(
-            "not-divisible",
-            f"{dim}={kind.shape.size(dim)} is not divisible by the {n} blocks of {' '.join(by)}",
-            NOWHERE,
-        )
-    return n, lowering.mesh.product(axis for axis in by if axis not in kind.split(dim))
-
-
 def _in_blocks(term: Term, dim: str, by: Sequence[str], lowering: Lowering) -> tuple[str, list[int]]:
     """The array with the dimension as [its blocks, what one block holds], and its shape."""
     kind = term.tensor
-    _, held = _blocks(kind, dim, by, lowering)
+    _, held = blocks_of(kind, dim, by, lowering.mesh)
     shape = list(kind.local_shape(lowering.mesh))
     at = axis_of(kind, dim)
     opened = [*shape[:at], held, shape[at] // held, *shape[at + 1 :]]
@@ -373,14 +361,8 @@ def lower_take(operation: ops.Take, terms: Sequence[Term], result: TensorType, l
     at = axis_of(kind, operation.dim)
     if operation.stop is None:
         return f"{terms[0].code}[{', '.join([*[':'] * at, str(operation.start)])}]"
-    n, held = _blocks(kind, operation.dim, operation.by, lowering)
-    if operation.start % n or operation.stop % n:
-        raise fault(
-            "not-divisible",
-            f"take: {operation.start}:{operation.stop} does not divide into the {n} blocks of {' '.join(operation.by)}",
-            NOWHERE,
-        )
-    taken = f"{operation.start // n}:{operation.stop // n}"
+    n, held = blocks_of(kind, operation.dim, operation.by, lowering.mesh)
+    taken = ":".join(map(str, operation.range_of(n)))
     if held == 1:
         return f"{terms[0].code}[{', '.join([*[':'] * at, taken])}]"
     code, _ = _in_blocks(terms[0], operation.dim, operation.by, lowering)
@@ -392,23 +374,17 @@ def lower_topk(operation: ops.Topk, terms: Sequence[Term], _result: TensorType, 
     """A call of the helper `topk`: values and indices, of each block where there are several."""
     lowering.use_helper("topk")
     kind = terms[0].tensor
-    n, held = _blocks(kind, operation.dim, operation.by, lowering)
-    if operation.k % n:
-        raise fault(
-            "not-divisible",
-            f"topk: k={operation.k} is not divisible by the {n} blocks of {' '.join(operation.by)}",
-            NOWHERE,
-        )
+    n, held = blocks_of(kind, operation.dim, operation.by, lowering.mesh)
     index = lowering.global_index(kind, operation.dim)
     index = index[1:-1] if index.startswith("(") else index
     blocks = f", blocks={held}" if held > 1 else ""
-    return f"topk({terms[0].code}, {operation.k // n}, {axis_of(kind, operation.dim)}, {index}{blocks})"
+    return f"topk({terms[0].code}, {operation.share(n)}, {axis_of(kind, operation.dim)}, {index}{blocks})"
 
 
 def lower_concat(operation: ops.Concat, terms: Sequence[Term], result: TensorType, lowering: Lowering) -> str:
     """One after the other along a dimension, block by block where there are several."""
     at = axis_of(result, operation.dim)
-    _, held = _blocks(result, operation.dim, operation.by, lowering)
+    _, held = blocks_of(result, operation.dim, operation.by, lowering.mesh)
     if held == 1:
         return f"jnp.concatenate({tuple_text([term.code for term in terms])}, axis={at})"
     parts = [_in_blocks(term, operation.dim, operation.by, lowering)[0] for term in terms]

@@ -5,7 +5,6 @@ Where global indices matter they are computed from the digits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +17,7 @@ from shardwright.backends.simulation.pages import written_pages
 from shardwright.backends.simulation.products import attend, contract, grouped, join_attention
 from shardwright.backends.simulation.random_bits import uniform
 from shardwright.ir import ops
-from shardwright.ir.diagnostics import fault
+from shardwright.ir.digits import blocks_of
 from shardwright.ir.operation import Number, Operation
 from shardwright.ir.types import DType, TensorType
 
@@ -93,22 +92,19 @@ def _argmax(operation: ops.Argmax, call: Call) -> Array:
 def _topk(operation: ops.Topk, call: Call) -> tuple[Array, ...]:
     value, setting = tensor_of(call.args[0]), call.setting
     at = axis_of(value.kind, operation.dim, setting)
-    n, held = _blocks(value.kind, operation.dim, operation.by, setting)
-    if operation.k % n:
-        raise fault(
-            "not-divisible", f"topk: k={operation.k} is not divisible by the {n} blocks of {' '.join(operation.by)}"
-        )
+    n, held = blocks_of(value.kind, operation.dim, operation.by, setting.axis_sizes)
+    share = operation.share(n)
     ids = np.broadcast_to(positions_along(value.kind, operation.dim, value.kind.names, setting), value.array.shape)
     values, ids = (
         np.moveaxis(_in_blocks(Local(array, value.kind), operation.dim, operation.by, setting), at + 1, -1)
         for array in (value.array, ids)
     )
     keys = (-values,) if value.kind.dtype.is_integer else (-values, ~np.isnan(values))  # the last key counts most
-    first = np.lexsort(keys, axis=-1)[..., : operation.k // n]
+    first = np.lexsort(keys, axis=-1)[..., :share]
     shape = value.array.shape
     return tuple(
         np.moveaxis(np.take_along_axis(array, first, -1), -1, at + 1).reshape(
-            *shape[:at], held * operation.k // n, *shape[at + 1 :]
+            *shape[:at], held * share, *shape[at + 1 :]
         )
         for array in (values, ids)
     )
@@ -241,20 +237,9 @@ def _update(operation: ops.Update, call: Call) -> Array:
     return np.where(here, taken, cache.array)
 
 
-def _blocks(kind: TensorType, dim: str, by: Sequence[str], setting: KernelSetting) -> tuple[int, int]:
-    """Into how many blocks the digits `by` divide the dimension, and how many of those one chip holds."""
-    n = math.prod(setting.axis_sizes[axis] for axis in by)
-    if kind.shape.size(dim) % n:
-        raise fault(
-            "not-divisible", f"{dim}={kind.shape.size(dim)} is not divisible by the {n} blocks of {' '.join(by)}"
-        )
-    split = kind.split(dim)
-    return n, math.prod(setting.axis_sizes[axis] for axis in by if axis not in split)
-
-
 def _in_blocks(value: Local, dim: str, by: Sequence[str], setting: KernelSetting) -> Array:
     """The chip's array with the dimension as [its blocks, what one block holds]."""
-    _, held = _blocks(value.kind, dim, by, setting)
+    _, held = blocks_of(value.kind, dim, by, setting.axis_sizes)
     at = axis_of(value.kind, dim, setting)
     shape = value.array.shape
     return value.array.reshape(*shape[:at], held, shape[at] // held, *shape[at + 1 :])
@@ -265,15 +250,10 @@ def _take(operation: ops.Take, call: Call) -> Array:
     at = axis_of(value.kind, operation.dim, call.setting)
     if operation.stop is None:
         return value.array.take(operation.start, axis=at)
-    n, _ = _blocks(value.kind, operation.dim, operation.by, call.setting)
-    if operation.start % n or operation.stop % n:
-        raise fault(
-            "not-divisible",
-            f"take: {operation.start}:{operation.stop} does not divide into the {n} blocks of {' '.join(operation.by)}",
-        )
+    n, _ = blocks_of(value.kind, operation.dim, operation.by, call.setting.axis_sizes)
     blocks = _in_blocks(value, operation.dim, operation.by, call.setting)
     within: list[slice] = [slice(None)] * blocks.ndim
-    within[at + 1] = slice(operation.start // n, operation.stop // n)
+    within[at + 1] = slice(*operation.range_of(n))
     return blocks[tuple(within)].reshape(*call.setting.mesh_shape, *call.result.local_shape(call.setting.mesh))
 
 
@@ -300,13 +280,7 @@ def _reshape(_operation: ops.Split, call: Call) -> Array:
 
 def _merge(operation: ops.Merge, call: Call) -> Array:
     value = tensor_of(call.args[0])
-    names: list[str] = []
-    for name in value.kind.names:
-        if name == operation.parts[0]:
-            names.extend(operation.parts)
-        elif name not in operation.parts:
-            names.append(name)
-    array = aligned(value, names, len(call.setting.mesh))
+    array = aligned(value, operation.side_by_side(value.kind.names), len(call.setting.mesh))
     return array.reshape(*call.setting.mesh_shape, *call.result.local_shape(call.setting.mesh))
 
 

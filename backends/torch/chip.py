@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.ir.diagnostics import fault
-from shardwright.ir.digits import global_indices
+from shardwright.ir.digits import blocks_of, global_indices
 from shardwright.ir.types import Dim, Shape, TensorType
 
 if TYPE_CHECKING:
@@ -81,11 +80,7 @@ class RankShard:
 
     def blocks(self, dim: str, by: Sequence[str]) -> tuple[int, int]:
         """Into how many blocks the digits `by` divide the dimension, and how many of those the chip holds."""
-        mesh = self.chip.digits.mesh
-        n = mesh.product(by)
-        if self.size(dim) % n:
-            raise fault("not-divisible", f"{dim}={self.size(dim)} is not divisible by the {n} blocks of {' '.join(by)}")
-        return n, math.prod(mesh[axis] for axis in by if axis not in self.kind.split(dim))
+        return blocks_of(self.kind, dim, by, self.chip.digits.mesh)
 
     def without(self, dims: Iterable[str]) -> RankShard:
         """The shard of a slice along each of these dimensions, none of which is split."""

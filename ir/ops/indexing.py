@@ -372,6 +372,14 @@ class Take(Operation):
     def named_axes(self) -> tuple[str, ...]:
         return self.by
 
+    def range_of(self, n: int) -> tuple[int, int]:
+        """The range that is taken out of each of n blocks. Raises where it does not divide into them."""
+        assert self.stop is not None
+        if self.start % n or self.stop % n:
+            what = f"take: {self.start}:{self.stop} does not divide into the {n} blocks of {' '.join(self.by)}"
+            raise misuse("not-divisible", what)
+        return self.start // n, self.stop // n
+
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         require_dims(self.keyword, args[0], [self.dim])
         shape = args[0].tensor

@@ -137,6 +137,12 @@ class Merge(Operation):
             raise misuse("wrong-dimensions", f"merge gives {args[0].text}: {shape} a dimension twice")
         return (Shape(shape.dtype, tuple(dims)),)
 
+    def side_by_side(self, names: Iterable[str]) -> list[str]:
+        """The operand's dimensions with all parts where the first stands."""
+        others = [name for name in names if name not in self.parts[1:]]
+        at = others.index(self.parts[0])
+        return [*others[:at], *self.parts, *others[at + 1 :]]
+
     def lies(self, home: Placement, source: Shape, result: Shape) -> Placement | None:
         if home.along == self.parts[0]:
             return home_along(home, source, self.target, result)

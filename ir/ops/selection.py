@@ -42,6 +42,12 @@ class Topk(Operation):
     def named_axes(self) -> tuple[str, ...]:
         return self.by
 
+    def share(self, n: int) -> int:
+        """How many elements each of n blocks gives. Raises where that is no whole number."""
+        if self.k % n:
+            raise misuse("not-divisible", f"topk: k={self.k} is not divisible by the {n} blocks of {' '.join(self.by)}")
+        return self.k // n
+
     def infer(self, args: Sequence[Arg], context: Context) -> tuple[Shape, ...]:
         require_dims(self.keyword, args[0], [self.dim])
         context.dim(self.target)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from shardwright.backends.torch.kernels.call import Kernel, TensorCall, in_blocks, reshaped
 from shardwright.backends.torch.tensors import NamedTensor, aligned
 from shardwright.ir import ops
-from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Operation
 
 if TYPE_CHECKING:
@@ -19,11 +18,7 @@ def _take(operation: ops.Take, call: TensorCall) -> Tensor:
     if operation.stop is None:
         return value.tensor.select(value.names.index(operation.dim), operation.start)
     blocks, n, axis = in_blocks(value, operation.dim, operation.by)
-    if operation.start % n or operation.stop % n:
-        by = " ".join(operation.by)
-        message = f"take: {operation.start}:{operation.stop} does not divide into the {n} blocks of {by}"
-        raise fault("not-divisible", message)
-    start, stop = operation.start // n, operation.stop // n
+    start, stop = operation.range_of(n)
     return _merged(blocks.narrow(axis, start, stop - start), axis, operation.dim, call)
 
 
@@ -56,13 +51,7 @@ def _reshape(_operation: ops.Split, call: TensorCall) -> Tensor:
 
 def _merge(operation: ops.Merge, call: TensorCall) -> Tensor:
     value = call.tensor(0)
-    names: list[str] = []
-    for name in value.names:
-        if name == operation.parts[0]:
-            names.extend(operation.parts)
-        elif name not in operation.parts:
-            names.append(name)
-    return aligned(value, names).reshape(tuple(dim.size for dim in call.result.dims))
+    return aligned(value, operation.side_by_side(value.names)).reshape(tuple(dim.size for dim in call.result.dims))
 
 
 KERNELS: dict[type[Operation], Kernel] = {

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from shardwright.backends.torch.kernels.call import Kernel, TensorCall, axes, in_blocks, visible
 from shardwright.backends.torch.tensors import NamedTensor
 from shardwright.ir import ops
-from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Operation
 from shardwright.ir.types import DType
 
@@ -68,10 +67,7 @@ def _topk(operation: ops.Topk, call: TensorCall) -> tuple[Tensor, ...]:
     """Takes of each block its share."""
     value = call.tensor(0)
     blocks, n, axis = in_blocks(value, operation.dim, operation.by)
-    if operation.k % n:
-        by = " ".join(operation.by)
-        raise fault("not-divisible", f"topk: k={operation.k} is not divisible by the {n} blocks of {by}")
-    values, within = call.named(call.functions.topk(blocks, axis, operation.k // n), "values", "indices")
+    values, within = call.named(call.functions.topk(blocks, axis, operation.share(n)), "values", "indices")
     if value.held is None:
         return values, within
     ids = call.positions(value, operation.dim, value.names).expand(value.shape)
