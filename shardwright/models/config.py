@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,35 +25,15 @@ class Config:
 
     def whole(self, key: str, default: int | None = None, *, of: str = "") -> int:
         """A whole number from 1 up; without a default the key must be there."""
-        value = self.keys.get(key)
-        if value is None:
-            if default is None:
-                raise fault("bad-config", f"the config has no {of}{key}")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**12:
-            raise self.wrong(f"{of}{key}", value, "a whole number from 1 up")
-        return value
+        return self._value(key, default, lambda v: _is_whole(v) and v >= 1, "a whole number from 1 up", of)
 
     def natural(self, key: str, default: int) -> int:
         """A whole number from 0 up."""
-        value = self.keys.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 10**12:
-            raise self.wrong(key, value, "a whole number from 0 up")
-        return value
+        return self._value(key, default, _is_whole, "a whole number from 0 up")
 
     def number(self, key: str, default: float | None = None, *, of: str = "") -> float:
         """A finite number above 0; without a default the key must be there."""
-        value = self.keys.get(key)
-        if value is None:
-            if default is None:
-                raise fault("bad-config", f"the config has no {of}{key}")
-            return default
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value) or value <= 0:
-            raise self.wrong(f"{of}{key}", value, "a number above 0")
-        return float(value)
+        return float(self._value(key, default, lambda v: _is_number(v) and v > 0, "a number above 0", of))
 
     def whole_or_zero(self, key: str, default: int) -> int:
         """A whole number from 1 up, or 0 where null stands for none: only a key that is absent has a default."""
@@ -68,39 +48,35 @@ class Config:
 
     def numbers(self, key: str, count: int, *, of: str = "") -> tuple[float, ...]:
         """So many finite numbers above 0; the key must be there."""
-        value = self.keys.get(key)
-        if value is None:
-            raise fault("bad-config", f"the config has no {of}{key}")
-        if not isinstance(value, list) or len(cast("list[object]", value)) != count:
-            raise self.wrong(f"{of}{key}", cast("object", value), f"a list of {count} numbers")
-        return tuple(Config({key: each}).number(key, of=of) for each in cast("list[object]", value))
+
+        def listed(value: Any) -> bool:
+            return isinstance(value, list) and len(cast("list[object]", value)) == count
+
+        value = self._value(key, None, listed, f"a list of {count} numbers", of)
+        return tuple(Config({key: each}).number(key, of=of) for each in value)
 
     def flag(self, key: str, default: bool) -> bool:
         """true or false."""
-        value = self.keys.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.wrong(key, value, "true or false")
-        return value
+        return self._value(key, default, lambda v: isinstance(v, bool), "true or false")
 
     def word(self, key: str, default: str) -> str:
         """A text."""
-        value = self.keys.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.wrong(key, value, "a text")
-        return value
+        return self._value(key, default, lambda v: isinstance(v, str), "a text")
 
     def table(self, key: str) -> Config:
         """The keys of an object inside, none where it is absent."""
+        return Config(self._value(key, {}, lambda v: isinstance(v, dict), "an object"))
+
+    def _value(self, key: str, default: Any, is_right: Callable[[Any], bool], wanted: str, of: str = "") -> Any:
+        """The value of a key, or the default where it is absent; where that is None too it must be there."""
         value = self.keys.get(key)
         if value is None:
-            return Config({})
-        if not isinstance(value, dict):
-            raise self.wrong(key, value, "an object")
-        return Config(cast("dict[str, Any]", value))
+            if default is None:
+                raise fault("bad-config", f"the config has no {of}{key}")
+            return default
+        if not is_right(value):
+            raise self.wrong(f"{of}{key}", value, wanted)
+        return value
 
     def refuse(self, key: str, what: str) -> None:
         """Raises where a key that says what is not supported is true."""
@@ -109,6 +85,14 @@ class Config:
 
     def wrong(self, key: str, value: object, wanted: str) -> DiagnosticError:
         return fault("bad-config", f"{key} is {shown(value)} in the config, not {wanted}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**12
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def shown(value: object) -> str:
