@@ -95,7 +95,7 @@ class FunctionBody:
         for i, statement in enumerate(body):
             match statement:
                 case Let():
-                    setting = self.set_in_place(body, i, scope, views)
+                    setting = self.set_in_place(body, i, views)
                     if setting is None:
                         self.wait_for(latest, statement, scope, views, indent)
                         self.let(statement, scope, views, indent)
@@ -181,9 +181,7 @@ class FunctionBody:
         code = View(view.python, SliceOf(view.slice.whole, moved)).code
         return replace(term, code=code, stacked=None), "" if moves.wrap else f"{following} == {last}"
 
-    def set_in_place(
-        self, body: Sequence[Statement], at: int, scope: Scope, views: dict[str, View]
-    ) -> int | None:  # fmt: skip
+    def set_in_place(self, body: Sequence[Statement], at: int, views: dict[str, View]) -> int | None:
         """The statement that sets a stacked state to the update made by `body[at]`, if the old one is read no more.
 
         Then only the written rows of the stacked array are touched.

@@ -47,7 +47,7 @@ def _rename(statics: Statics) -> Operation:
 
 
 def _take(statics: Statics) -> Operation:
-    by = statics.axes_option("by")
+    by = statics.blocks()
     for static in statics.left:
         if isinstance(static, syntax.RangeStatic):
             statics.left.remove(static)
@@ -67,7 +67,7 @@ def _topk(statics: Statics) -> Operation:
     k = statics.whole_number("k", 0)
     if k == 0:
         raise statics.wrong("say how many elements", None, f"as in topk[{source[0]} -> {target[0]}, k=40](l)")
-    return ops.Topk(source[0], target[0], k, statics.axes_option("by"))
+    return ops.Topk(source[0], target[0], k, statics.blocks())
 
 
 def _iota(statics: Statics) -> Operation:
@@ -226,7 +226,7 @@ BUILDERS: dict[str, Builder] = {
     "uniform": lambda s: ops.Uniform(s.dims()),
     "topk": _topk,
     "take": _take,
-    "concat": lambda s: ops.Concat(by=s.axes_option("by"), dim=s.dim()),
+    "concat": lambda s: ops.Concat(by=s.blocks(), dim=s.dim()),
     "rename": _rename,
     "split": _split,
     "merge": _merge,

@@ -127,12 +127,13 @@ class Statics:
             raise self.wrong(f"a dimension stands twice in {''.join(found)}", option.span)
         return found
 
-    def axes_option(self, name: str) -> tuple[str, ...]:
-        option = self._option(name)
+    def blocks(self) -> tuple[str, ...]:
+        """The digits of the option `by`, block by block of which something is done; () where it is not given."""
+        option = self._option("by")
         if option is None:
             return ()
         if not isinstance(option.value, syntax.WordStatic):
-            raise self.wrong(f"{name} names mesh axes", option.span)
+            raise self.wrong("by names mesh axes", option.span)
         return self._axes(option.value)
 
     def _axes(self, static: syntax.WordStatic) -> tuple[str, ...]:

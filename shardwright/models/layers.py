@@ -153,7 +153,7 @@ class Layer:
         for name, cache in zip("kv", caches, strict=True):
             lines += self.remembered(name, cache, projections[name])
         keys, values = (self.kept(cache) for cache in caches)
-        return [*lines, *self.attended(keys, values, "D", "D"), self.returned("o", f"{heads}D")]
+        return [*lines, *self.attended(keys, values, "D"), self.returned("o", f"{heads}D")]
 
     def latent_attention(self, source: str, latent: Latent) -> list[str]:
         """Attention whose cache holds a latent vector and shared keys of each position, beside each other along D.
@@ -188,7 +188,7 @@ class Layer:
             lines += [
                 f"    q_brought = {self.projected('q_plain', 'w_uk', over='[D1]')}",
                 f"    {queries} = concat[D](rename[I -> D](q_brought), rename[D2 -> D](q_turned))",
-                *self.attended(kept, kept, "D", "D", result="o_rows"),
+                *self.attended(kept, kept, "D", result="o_rows"),
                 f"    o_latent = rename[D -> I](take[D 0:{width}](o_rows))",
                 f"    o = {self.projected('o_latent', 'w_uv', over='[I]')}",
             ]
@@ -203,7 +203,7 @@ class Layer:
             f"    k_each: {self.types.hole([*self.types.cached_rows, 'H', 'D1'])} = k_shared + full[H, {dtype}](0.0)",
             "    keys = concat[D1](k_plain, k_each)",
             f"    {named('q', self.types.queries('D1'))} = concat[D1](q_plain, rename[D2 -> D1](q_turned))",
-            *self.attended("keys", "values", "D1", "D3"),
+            *self.attended("keys", "values", "D1"),
             self.returned("o", "HD3"),
         ]
 
@@ -223,7 +223,7 @@ class Layer:
         kind = types.attention("T", attention.key_dims)
         return [f"    {named(name, kind)} = rename[L -> T]({made})"]
 
-    def attended(self, keys: str, values: str, over: str, width: str, result: str = "o") -> list[str]:
+    def attended(self, keys: str, values: str, over: str, result: str = "o") -> list[str]:
         """`result` of queries `q`: attention along T, products of queries and keys over `over`."""
         attention, types, rows = self.model.attention, self.types, self.types.rows
         differ = attention.windows_differ

@@ -173,11 +173,12 @@ def _step(weights: Weights, batch: int, context: int, row: str, statement: str, 
 
 
 def _utilization(row: str, statement: str, value: str) -> Check:
-    return _check(row, statement, float(value), 100 * _palm_mfu(512 * 2048, _prefill_512(2048)), _TIME)
+    return _check(row, statement, float(value), 100 * _palm_mfu(512 * 2048, _prefill_512()), _TIME)
 
 
-def _prefill_512(length: int) -> float:
-    return _time(_PADDED, "prefill", 512, length, length, "bf16", "wg-xyz")
+def _prefill_512() -> float:
+    """Seconds of prefill of 512 sequences of 2048 tokens."""
+    return _time(_PADDED, "prefill", 512, 2048, 2048, "bf16", "wg-xyz")
 
 
 def _palm_mfu(tokens: int, seconds: float) -> float:
@@ -186,7 +187,7 @@ def _palm_mfu(tokens: int, seconds: float) -> float:
 
 def _overall(row: str, statement: str, value: str) -> Check:
     """1984 tokens in and 64 out of 512 sequences; with prefill's 76 % and decode's 33 % it is 73 %."""
-    seconds = _prefill_512(2048) * 1984 / 2048 + 64 * _time(_PADDED, "decode", 512, 1, 2016)
+    seconds = _prefill_512() * 1984 / 2048 + 64 * _time(_PADDED, "decode", 512, 1, 2016)
     return _check(row, statement, float(value), 100 * _palm_mfu(512 * 2048, seconds), _TIME)
 
 
@@ -237,7 +238,7 @@ def _cheaper(row: str, statement: str, value: str) -> Check:
 def _prefill_cost(row: str, statement: str, value: str) -> Check:
     """Chip-seconds per token of decode over prefill, both of 512 sequences at context 2048."""
     decode = _time(_PADDED, "decode", 512, 1, 2016) / 512
-    return _check(row, statement, float(value), decode / (_prefill_512(2048) / (512 * 2048)), _TIME)
+    return _check(row, statement, float(value), decode / (_prefill_512() / (512 * 2048)), _TIME)
 
 
 def _root_of_size(row: str, statement: str, value: str) -> Check:
@@ -250,7 +251,7 @@ def _root_of_size(row: str, statement: str, value: str) -> Check:
 
 def _padding(row: str, statement: str, value: str) -> Check:
     """The padded heads' share of the arithmetic, at the utilization of large prefills, in points of MFU."""
-    padded = _palm_mfu(512 * 2048, _prefill_512(2048))
+    padded = _palm_mfu(512 * 2048, _prefill_512())
     return _check(row, statement, float(value), 100 * padded * 18e9 / 540.35e9, _SLOPE, "their share of the products")
 
 

@@ -80,8 +80,8 @@ class ColumnProgram:
         self.lower.append(lower)
         self.upper.append(upper)
 
-    def equal_sums(self, line: Sequence[tuple[Columns, NDArray[np.int64], float]], n: int, constant: float) -> None:
-        """n rows: of each (columns, row of each, sign) the sums together are `constant`."""
+    def equal_sums(self, line: Sequence[tuple[Columns, NDArray[np.int64], float]], n: int) -> None:
+        """n rows: of each (columns, row of each, sign) the sums together are 0."""
         columns = np.concatenate([c for c, _, _ in line])
         rows = np.concatenate([r for _, r, _ in line])
         signs = np.concatenate([np.full(len(c), sign) for c, _, sign in line])
@@ -89,8 +89,8 @@ class ColumnProgram:
         cuts = np.searchsorted(rows[order], np.arange(n + 1))
         columns, signs = columns[order], signs[order]
         for low, high in pairwise(cuts.tolist()):
-            if low < high or constant:
-                self.row(Linear([columns[low:high]], [signs[low:high]]), constant, constant)
+            if low < high:
+                self.row(Linear([columns[low:high]], [signs[low:high]]), 0.0, 0.0)
 
     @property
     def entries(self) -> int:

@@ -88,9 +88,8 @@ class Formulation:
             column: Numbers = factor.rows[:, k][numbers]
             at: Numbers = np.searchsorted(self.kept[variable], column).astype(np.int64)
             n = len(self.kept[variable])
-            self.program.equal_sums(
-                [(columns, at, 1.0), (self.choices[variable], np.arange(n, dtype=np.int64), -1.0)], n, 0.0
-            )
+            own = self.choices[variable], np.arange(n, dtype=np.int64), -1.0
+            self.program.equal_sums([(columns, at, 1.0), own], n)
 
     def _tree(self, f: int, factor: TreeFactor) -> None:
         home = factor.variables[0]
@@ -100,7 +99,7 @@ class Formulation:
             if stays:
                 use = factor.variables[slot]
                 at = factor.places[slot][self.kept[use]]
-                self.program.equal_sums([(self.choices[home], home_at, 1.0), (self.choices[use], at, -1.0)], n, 0.0)
+                self.program.equal_sums([(self.choices[home], home_at, 1.0), (self.choices[use], at, -1.0)], n)
         leaves = tuple(slot for slot, stays in enumerate(factor.rigid, 1) if not stays)
         if not leaves:
             return
@@ -132,7 +131,7 @@ class Formulation:
             unparted = self.program.columns(np.zeros(len(begun)), integer=False)
             parted = self.program.columns(factor.parting[home_at], integer=False)
             rows = np.arange(len(begun), dtype=np.int64)
-            self.program.equal_sums([(begun, rows, 1.0), (unparted, rows, -1.0), (parted, rows, -1.0)], len(begun), 0.0)
+            self.program.equal_sums([(begun, rows, 1.0), (unparted, rows, -1.0), (parted, rows, -1.0)], len(begun))
             begun = parted
             for leaf, slot in enumerate(leaves):
                 own = np.zeros_like(diagonal)
@@ -141,7 +140,7 @@ class Formulation:
                 columns = self.program.columns(np.zeros(len(source)), integer=False)
                 made.append(Arcs(1 << leaf, True, source, target, columns))
                 into[1 << leaf].append((columns, target, 1.0))
-                self.program.equal_sums([(unparted, home_at, 1.0), (columns, source, -1.0)], n, 0.0)
+                self.program.equal_sums([(unparted, home_at, 1.0), (columns, source, -1.0)], n)
         reach[full, True].append((begun, home_at, 1.0))
         for subset in range(1, full + 1):
             if subset & (subset - 1) == 0:
@@ -159,9 +158,9 @@ class Formulation:
                 reach[part, False].append((cuts, there, 1.0))
                 reach[subset ^ part, True].append((cuts, there, 1.0))
         for subset in range(1, full + 1):
-            self.program.equal_sums(into[subset], n, 0.0)
+            self.program.equal_sums(into[subset], n)
         for key, outs in out_of.items():
-            self.program.equal_sums([*reach[key], *outs], n, 0.0)
+            self.program.equal_sums([*reach[key], *outs], n)
         self.trees[f] = Tree(factor, leaves, tuple(made))
 
     # ------------------------------------------------------------ reading a solution

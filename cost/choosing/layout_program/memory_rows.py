@@ -229,9 +229,9 @@ class MemoryRows:
         moves = self.moves(node, made=True) or self.moves(node, made=False)
         if moves is None or len(moves.tree.leaves) != 1:
             return _NOTHING
-        return _Part(lambda: self.only_if_sent(value, moves, done=False), float(moves.nbytes.max()))
+        return _Part(lambda: self.only_if_sent(moves, done=False), float(moves.nbytes.max()))
 
-    def only_if_sent(self, value: Lifetime, moves: TreeMoves, *, done: bool) -> Linear:
+    def only_if_sent(self, moves: TreeMoves, *, done: bool) -> Linear:
         """A value computed within a kernel: in memory where it is moved between chips, before that and after."""
         line = Linear()
         for arcs in moves.tree.arcs:
@@ -245,7 +245,7 @@ class MemoryRows:
     def but_slices(self, value: Lifetime, line: Linear, moves: TreeMoves, over: set[int], *, shared: bool) -> Linear:
         """Leaves out what is gone once slices are made, where all uses take some; of slices for several uses only if
         `shared`. Whoever makes the value writes it whole."""
-        for arcs in self.least_sliced(value, moves):
+        for arcs in self.least_sliced(moves):
             sliced = moves.sliced(arcs)
             once = shared or not arcs.subset & (arcs.subset - 1)
             if once and sliced.any() and self.first_use(value, moves.tree, arcs.subset) in over:
@@ -272,7 +272,7 @@ class MemoryRows:
             return np.zeros_like(sliced)
         return sliced & moves.padded[arcs.source, arcs.target] if self.shows(value, moves, arcs.subset) else sliced
 
-    def least_sliced(self, value: Lifetime, moves: TreeMoves) -> list[Arcs]:
+    def least_sliced(self, moves: TreeMoves) -> list[Arcs]:
         """The arcs on behalf of that use which is sliced in the fewest ways: the whole is gone only where all uses take
         slices, this one among them."""
         if moves not in self.sliced:
@@ -310,7 +310,7 @@ class MemoryRows:
         alone = len(moves.tree.leaves) == 1
         if value.bytes is Bytes.WITHIN and alone:
             over_now = first[1] in over
-            return _Part(lambda: self.only_if_sent(value, moves, done=over_now), largest)
+            return _Part(lambda: self.only_if_sent(moves, done=over_now), largest)
         moving = set(to_come) & set(leaf_of)
         counted = bool(gone and moving)
         if not own and not counted:
