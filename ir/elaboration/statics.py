@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from shardwright.ir.diagnostics import Note, Span, fault, meant, nearest
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.text import syntax
 from shardwright.ir.types import Axes, DType, Tier, axis_set, is_short_axis
+
+_S = TypeVar("_S", bound=syntax.Static)
 
 
 class Statics:
@@ -146,13 +149,19 @@ class Statics:
                 there = f"the mesh is {self.mesh}" if len(self.mesh) else "add a mesh line"
                 way_out = nearest(word, self.mesh.axes) or there
                 raise fault("unknown-axis", f"{self.keyword}: the mesh has no axis {word}", static.span, way_out)
-        if len(set(words)) != len(words):
-            raise self.twice(words, static.span)
+        self._check_once(words, static.span)
         return tuple(words)
 
-    def twice(self, axes: Sequence[str], span: Span) -> Exception:
-        axis = next(axis for axis in axes if axes.count(axis) > 1)
-        return fault("axis-twice", f"{self.keyword} names {axis} twice", span, f"name {axis} once")
+    def _check_once(self, axes: Sequence[str], span: Span) -> None:
+        for axis in axes:
+            if axes.count(axis) > 1:
+                raise fault("axis-twice", f"{self.keyword} names {axis} twice", span, f"name {axis} once")
+
+    def _every(self, kind: type[_S]) -> list[_S]:
+        """All statics of a kind, none of which is left then."""
+        taken = [static for static in self.left if isinstance(static, kind)]
+        self.left = [static for static in self.left if not isinstance(static, kind)]
+        return taken
 
     def axes(self) -> Axes:
         """`[yz]`."""
@@ -165,51 +174,39 @@ class Statics:
     def arrows_from_axes(self) -> tuple[tuple[Axes, str], ...]:
         """`[x -> F, y -> B]`."""
         made: list[tuple[Axes, str]] = []
-        for static in list(self.left):
-            if isinstance(static, syntax.ArrowStatic):
-                self.left.remove(static)
-                if not isinstance(static.left, syntax.WordStatic):
-                    raise self.wrong("mesh axes stand before the arrow, a dimension after it", static.span)
-                made.append((axis_set(self._axes(static.left)), self._one_dim(static.right)))
+        for static in self._every(syntax.ArrowStatic):
+            if not isinstance(static.left, syntax.WordStatic):
+                raise self.wrong("mesh axes stand before the arrow, a dimension after it", static.span)
+            made.append((axis_set(self._axes(static.left)), self._one_dim(static.right)))
         if not made:
             raise self.wrong("say which axes come to split which dimension", None, f"as in {self.keyword}[x -> E](...)")
-        named = [axis for axes, _ in made for axis in axes]
-        if len(set(named)) != len(named):
-            raise self.twice(named, self.span)
+        self._check_once([axis for axes, _ in made for axis in axes], self.span)
         return tuple(made)
 
     def transfers(self) -> tuple[tuple[Axes, str, str], ...]:
         """`[x: H -> B, y: B -> H]`."""
         made: list[tuple[Axes, str, str]] = []
-        for static in list(self.left):
-            if isinstance(static, syntax.MoveStatic):
-                self.left.remove(static)
-                source, target = self._one_dim(static.source), self._one_dim(static.target)
-                made.append((axis_set(self._axes(static.axes)), source, target))
+        for static in self._every(syntax.MoveStatic):
+            source, target = self._one_dim(static.source), self._one_dim(static.target)
+            made.append((axis_set(self._axes(static.axes)), source, target))
         if not made:
             raise self.wrong("say which axes move from where to where", None, "as in all_to_all[x: H -> B](...)")
-        named = [axis for axes, _, _ in made for axis in axes]
-        if len(set(named)) != len(named):
-            raise self.twice(named, self.span)
+        self._check_once([axis for axes, _, _ in made for axis in axes], self.span)
         return tuple(made)
 
     def relayouts(self) -> tuple[tuple[str, Axes, Axes], ...]:
         """`[E: y -> x, F: x -> {}]`."""
         made: list[tuple[str, Axes, Axes]] = []
-        for static in list(self.left):
-            if isinstance(static, syntax.RelayoutStatic):
-                self.left.remove(static)
-                sides = [axis_set(self._axes(side)) if side.words else () for side in (static.before, static.after)]
-                made.append((self._one_dim(static.dim), sides[0], sides[1]))
+        for static in self._every(syntax.RelayoutStatic):
+            sides = [axis_set(self._axes(side)) if side.words else () for side in (static.before, static.after)]
+            made.append((self._one_dim(static.dim), sides[0], sides[1]))
         if not made:
             raise self.wrong(
                 "say which axes split a dimension before and which after", None, "as in permute[E: y -> x](...)",
                 "values match by the names of dimensions, so that no operation reorders these",
             )  # fmt: skip
         for side in (1, 2):
-            named = [axis for change in made for axis in change[side]]
-            if len(set(named)) != len(named):
-                raise self.twice(named, self.span)
+            self._check_once([axis for change in made for axis in change[side]], self.span)
         for dim, before, after in made:
             if set(before) & set(after):
                 axis = min(set(before) & set(after))
@@ -223,13 +220,11 @@ class Statics:
     def arrows(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
         """`[H -> KG]` between dimensions."""
         made: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-        for static in list(self.left):
-            if isinstance(static, syntax.ArrowStatic):
-                self.left.remove(static)
-                left = _dim_names(static.left)
-                if left is None:
-                    raise self.wrong("dimensions stand on both sides of the arrow", static.span)
-                made.append((left, tuple(dim.name for dim in static.right.dims)))
+        for static in self._every(syntax.ArrowStatic):
+            left = _dim_names(static.left)
+            if left is None:
+                raise self.wrong("dimensions stand on both sides of the arrow", static.span)
+            made.append((left, tuple(dim.name for dim in static.right.dims)))
         if not made:
             raise self.wrong("say which dimension becomes which", None, f"as in {self.keyword}[L -> T](...)")
         return tuple(made)
