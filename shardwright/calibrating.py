@@ -95,7 +95,7 @@ def _rows(name: str, chip: str | None) -> list[PublishedRow]:
 
 
 def _datasheet(chip: Chip) -> Chip:
-    """The chip without what measurements say of it: rows of it and of what they gave are rows of one chip."""
+    """The chip as its data sheet has it: measurements of it before and after a calibration are of one chip."""
     return replace(chip, calibrated=None, inherited=None, expected_error=None, family=None, sources={})
 
 

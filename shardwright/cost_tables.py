@@ -89,7 +89,7 @@ def _compiled_bytes(kernel: KernelCost, compiled: CompiledCosts | None) -> tuple
 
 
 def _compiled_time(kernel: KernelCost, compiled: CompiledCosts | None) -> tuple[str, ...]:
-    """The time of a kernel as the compiler estimates it or it is priced here, nothing where it made none of its own."""
+    """The cell of a kernel's time as it was compiled, empty where the compiler made no kernel for it."""
     if compiled is None:
         return ()
     estimated = compiled.parts[kernel.work.name].estimated_s

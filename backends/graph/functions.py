@@ -192,7 +192,7 @@ class FunctionDrawer(NodeDrawer):
             self.unfold(fold, scope)
 
     def unfold(self, fold: Fold, scope: Scope) -> None:
-        """Draws what a fold shows as a graph of its own, in which what it uses of others is a node each."""
+        """Draws the statements of a fold as a graph of their own, with a node for each value from outside."""
         import graphviz
 
         body: Any = graphviz.Digraph(fold.node)

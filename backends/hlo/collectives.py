@@ -71,7 +71,7 @@ class CompiledCollective:
     branches: Branches = ()
     """The branches that it runs in."""
     made_by: tuple[SourceFrame, ...] = ()
-    """The frames of what makes its operands, where there are none of its own."""
+    """The source frames of the instructions that make its operands, for a collective without frames of its own."""
 
     @property
     def bytes(self) -> int:

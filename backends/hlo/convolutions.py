@@ -13,8 +13,9 @@ _DILATED = re.compile(r"lhs_dilate=([\dx]+)")
 
 @dataclass(frozen=True)
 class ConvolutionDims:
-    """The labels of the dimensions of both operands and of the result, and what the spatial ones are: of the batch,
-    which both operands have, summed, or one operand's own. Along `windows` it is a convolution indeed."""
+    """The labels of the dimensions of both operands and of the result. Spatial dimensions that are those of a product
+    in disguise are named by their role: `batch` (of both operands), `summed`, or one operand's own. Along `windows` it
+    is a true convolution."""
 
     left: str
     right: str

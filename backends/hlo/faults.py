@@ -195,8 +195,8 @@ class Checker:
                 self.fault(_maker(entry, root, number), f"{which} {reason}", entry)
 
     def _contradiction(self, state: State, shape: Sequence[int], sharding: str | None) -> str | None:
-        """Why a result is not what its sharding says. Addends that have a dimension of their own, of which each device
-        has one index, are meant as they are."""
+        """Why a result is not what its sharding says. Partial sums that are spread along a dimension of their own, one
+        index on each device, are no contradiction."""
         if state.open or state.constant:
             return None
         asked = State() if sharding is None else of_sharding(sharding, shape, self.devices)

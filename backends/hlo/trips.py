@@ -133,8 +133,8 @@ class Evaluation:
 
 
 def _is_reading(instruction: Instruction) -> bool:
-    """Tells whether a value follows from those of operands. Of what gives arrays as well as numbers, only of those
-    that give numbers, of which counters are made."""
+    """Tells whether a counter can be followed through the instruction: its value follows from those of its operands,
+    and if it may give arrays, this one gives a single number."""
     opcode = instruction.opcode
     return opcode in _READING and (
         opcode not in _ARRAYS_TOO or any(array.elements == 1 for array in instruction.arrays)

@@ -152,7 +152,7 @@ def is_jax(array: object) -> bool:
 
 
 def fetch(array: Any) -> npt.NDArray[Any]:
-    """A JAX array as numpy; where other processes hold parts of it, from all of them, which all must call this."""
+    """A JAX array as numpy. If several processes hold parts of it, all of them must call this; each gets all of it."""
     if array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)
     multihost = cast(Any, importlib.import_module("jax.experimental.multihost_utils"))

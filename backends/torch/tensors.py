@@ -39,7 +39,7 @@ Argument = NamedTensor | Number
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor one after the other as bytes: its own memory where they lie so.
+    """The bytes of a tensor's elements in order: its own memory if they lie in that order, else a copy.
 
     PyTorch calls a tensor of one element contiguous whatever its strides are, and views none as bytes whose stride is
     not 1.

@@ -31,7 +31,7 @@ GRACE = 10
 """Seconds that a process has to end by itself when another is lost."""
 
 _AT_ONCE = 2
-"""Those that it has where nothing in it is told, so that it may be in a message that never comes."""
+"""Seconds that it has if it cannot be told to end, since it may wait for a message that never comes."""
 
 _FOR_EVER = 1e8
 """Seconds that a message may take: as long as the other computes. Who is lost is noticed otherwise."""

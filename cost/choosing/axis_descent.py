@@ -1,10 +1,10 @@
 """Layouts found a few mesh axes at a time: quick, good, and without a proof.
 
-First all axes that are demanded alike do the same to every value, as if they were one (those of one chip, which cost
-nothing wherever they are, each alone before the others), where that is wanted then those of each of two groups; then
-each axis in turn takes what is best for it while the others stay as they are, then each two axes, until none can do
-better (block coordinate descent). Each step is a layout
-problem of its own with few choices for each value, whatever is minimised.
+First all axes for which the program demands the same are moved together, as if they were one axis. (Axes of one chip
+cost nothing anywhere; each is placed alone before the others.) If that is wanted, the axes are then divided into two
+groups, and each group is moved together. Then each axis in turn takes what is best for it while the others stay, then
+each pair of axes, until no step gains anything (block coordinate descent). Each step is a layout problem of its own,
+with few choices for each value, whatever is minimised.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class Descent:
     def one_by_one(
         self, axes: Sequence[int], before: Sequence[int] = (), states: States | None = None
     ) -> States | None:
-        """The states of these axes, each beside those before it as they were found, the first beside those `before` as
-        they are in `states`, while all others do nothing; None where demands cannot be met so."""
+        """The states of these axes, chosen one after another: the axes `before` keep their `states`, each further axis
+        takes its best beside those already chosen, and later axes do nothing. None if demands cannot be met so."""
         problem = self.solver.problem
         if states is None:
             states = np.zeros((len(problem.variables), len(problem.program.mesh)), np.int64)

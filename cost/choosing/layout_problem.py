@@ -150,16 +150,16 @@ class PlacementOptions:
     excluded: frozenset[tuple[str | None, str, str]] = frozenset()
     """(function, value, layout) that may not be chosen, for asking what the next best would cost."""
     barred_reshapes: frozenset[tuple[str, str, DimSplits | None]] = frozenset()
-    """(function, result, splits) of renames, splits and merges that may not split their own dimensions so, before and
-    after them, or, where it is None, leave these whole, where digits conflict."""
+    """(function, result, splits) of renames, splits and merges whose digits conflict: their own dimensions may not be
+    split in this way before and after them; None means that they leave these dimensions whole."""
     calls: Mapping[str, float] = field(default_factory=dict[str, float])
     """How often functions are called; once where they are not named."""
     orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
     """The first digits of dimensions, under which strided layouts at the edges cost what `edge-blocks` would move, and
     nothing along a dimension that is not named."""
     moves: tuple[tuple[ReshardingPlan, ...], ...] = ()
-    """The plans, under any orders that begin so, of each movement that costs what the cheapest of these does, not what
-    it costs alone."""
+    """Movements that do not cost what they cost alone: of each, its plans under all orders that begin like `orders`. It
+    costs what the cheapest of them does."""
     is_limited: bool = False
     """Tells whether memory may be short: then values that nothing reads may lie split, too."""
     edges_apart: bool = False

@@ -45,8 +45,8 @@ class LayoutSolution:
     )
     """The bytes received, the steps and the seconds that each movement counts."""
     relaxed: LayoutSolution | None = None
-    """The best layouts if their digits did not have to agree, where they cannot: the bound of these alone is one of all
-    that agree, of which some are left out."""
+    """The best layouts regardless of digits, where digits conflict. Only some of the layouts whose digits agree were
+    looked at; the bound of these layouts holds for all of them."""
 
     def moves_unevenly(self, mesh: Mesh) -> bool:
         """Tells whether what moves has dimensions that some axes divide and not all chips: beside digits that others

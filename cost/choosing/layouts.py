@@ -135,15 +135,15 @@ def _finish_first(
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """Seconds of collectives over each set of axes, as bits: of each once, and of each byte that it works on.
+    """Two tables for each kind of collective, indexed by the set of axes as bits: seconds of a call, and of each byte.
 
-    Gathers count the bytes of their results; the others those of their operands. Scatters and gathers take as long.
+    Gathers count the bytes of their results, all-to-alls those of their operands. A scatter takes as long as a gather.
     """
 
     gather: tuple[NDArray[np.float64], NDArray[np.float64]]
     all_to_all: tuple[NDArray[np.float64], NDArray[np.float64]]
     copied: tuple[float, float]
-    """Of a slice, and of addends: a kernel that reads and writes what it makes."""
+    """Seconds of a call, and of each byte, of the kernel that makes a slice, or addends: it reads and writes them."""
 
     @cached_property
     def key(self) -> tuple[object, ...]:

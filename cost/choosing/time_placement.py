@@ -405,8 +405,8 @@ class TimeSolver(Solver):
         return nbytes / rate + starts * self.constants.kernel_overhead_s
 
     def parted_s(self, node: ValueNode, codes: Codes) -> Floats:
-        """Seconds that it takes to read what a product made where it goes, in each layout there, and to compute what
-        follows in a kernel of its own, beyond what that takes in the product's."""
+        """For each layout, the additional seconds when the operations after a product run as a kernel of their own: it
+        reads the product's result again, and computes apart from the product."""
         held = self.whole_bytes(node, codes)
         u = self.constants.unoverlapped
         rest = np.zeros(len(codes))

@@ -58,9 +58,9 @@ class Chip:
     `memory_bytes` are what programs may use, beside the `reserved_bytes` that the chip's runtime keeps for itself.
     Matrix products are computed in tiles of `matmul_tile`, [m, n, k]; `vector_ops_per_s` are instructions of one lane
     of the vector units, None where nothing is said of them and they count as free. `calibrated` are the constants that
-    came out of measurements, None where there are none; then it may have `inherited` ones. `family` are those that
-    others inherit of it, its own where None. `expected_error` is how far above predicted times measured ones of the
-    chip were found, relative, in rows that its constants are not fitted on.
+    came out of measurements, None where there are none; then it may have `inherited` ones. `family` are the constants
+    that other chips inherit from this one; None means its own. `expected_error` is how far above predicted times
+    measured ones of the chip were found, relative, in rows that its constants are not fitted on.
     """
 
     name: str

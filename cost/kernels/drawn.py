@@ -14,8 +14,8 @@ Indices = TypeVar("Indices", float, NDArray[np.float64])
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Matrices of which those are read that indices draw, the operand `slot` of a grouped product: each of them any of
-    so many `matrices` as likely as another, since a router is not known."""
+    """The matrices that a grouped product reads of its operand `slot`: those that indices draw out of so many
+    `matrices`. All are equally likely, since nothing is known of the router."""
 
     slot: int
     matrices: int

@@ -264,7 +264,7 @@ class _Made:
         self.order: Table = tuple(rows)
 
     def shares(self, needed: Sequence[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
-        """For each chip its share of what it needs, first of what it has, and the rest, which its group has alike."""
+        """For each chip its share of the units that its group needs, those that it has first; and the group's rest."""
         shares, rests = list(needed), list(needed)
         for members in self.groups:
             if len(members) == 1:

@@ -150,9 +150,9 @@ def model_size(program: Program, func: Func) -> tuple[int, int]:
     """How many tokens a call works on, and how many parameters there are.
 
     Parameters are the elements of the weights that the function reads, or of a program that declares none, of the
-    arguments after the first that it reads. Tokens are numbered by the dimensions of the first argument that these have
-    not. Of the matrices of a product those count that one token meets: of a grouped one those that it chooses, and of
-    a batched one the share of the tokens that each matrix is multiplied with, as where slots of experts are filled.
+    arguments after the first that it reads. Tokens are numbered by the dimensions of the first argument that no weight
+    has. Of a product of several matrices only the share counts that one token meets: of a grouped product the matrices
+    that it chooses; of a batched one, as over the slots of experts, the share of tokens that each matrix gets.
     """
     weights, read = program.weights or func.params[1:], names_read(func.body)
     named = {name for value in weights for name in value.type.names}

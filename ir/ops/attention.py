@@ -86,9 +86,9 @@ class Attend(Operation):
         return Shape(DType.F32, tuple(dim for dim in q.dims if dim.name != self.contracted))
 
     def seen(self, q: Shape, k: Shape, windows: Sequence[int] = ()) -> tuple[int, int]:
-        """The share of positions that a query sees on average, as two numbers, where the queries are the last of the
-        positions: half of them where there are as many queries, all of them for one query. `windows` are those of the
-        operand of that name, one for each layer, where they are known."""
+        """The share of positions that a query sees on average, as numerator and denominator. Queries are at the last
+        positions: a single query sees all of them, as many queries as positions see half on average. `windows` are the
+        known values of the operand `window`, one for each layer."""
         positions = k.size(self.along)
         if self.causal is None:
             return 2 * positions, 2 * positions
@@ -106,8 +106,8 @@ class Attend(Operation):
         return -(-sum(each) // len(each))
 
     def gathered(self, q: Shape, pool: Shape, table: Shape | None) -> Shape:
-        """Keys or values of which each row has its own, all its pages one after the other, rows first, of these first
-        those that the pool has; as they are where there are no pages."""
+        """The shape of keys or values once the pages of each row stand one after another. Rows come first, and among
+        them those that the pool has too. Without pages it is the shape of the pool."""
         if table is None:
             return pool
         own = page_of_row(table.names, q)

@@ -380,8 +380,8 @@ class _Body:
     def _by_stage(
         self, inner: Rewriter, operation: Operation, operands: tuple[Operand, ...], results: list[Shape]
     ) -> tuple[Operation, tuple[Operand, ...]]:
-        """The operation with operands of which it gives `results` for each stage: those that are the same for all
-        become one for each where it wants that. Raises where it does not even then."""
+        """The operation, with operands from which it gives `results` for each stage: where it takes only operands that
+        have the dimension of stages, those without it are repeated for each stage. Raises if that does not help."""
         stages = self.stages
         if isinstance(operation, Rotary):
             operation, operands = self._positions(inner, operation, operands)

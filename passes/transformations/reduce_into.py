@@ -80,7 +80,7 @@ def _placed(program: Program) -> LayoutSolution:
 
 @dataclass(frozen=True)
 class _Change:
-    """One layout for another: of every demand of it, or of one value that had none."""
+    """A layout in place of another: wherever that one is demanded, or on one `value` without a demand."""
 
     source: TensorType
     target: TensorType

@@ -42,9 +42,9 @@ def work_of(program: Program, others: Mapping[str, int] | None = None) -> float:
 
 
 def smaller_sizes(program: Program, fixed: Collection[int], unit: int = 1) -> Iterator[dict[str, int]]:
-    """Sizes of the dimensions, smaller ones but for those of `fixed`: of all dimensions, then of those alone that are
-    no parts of others and have none. Dimensions that are renamed to each other keep one size; new ones are multiples of
-    `unit`."""
+    """Sets of sizes to try: first with every dimension made smaller, then only those that are neither split into parts
+    nor parts themselves. Sizes in `fixed` stay. Dimensions that are renamed to each other keep one size; new sizes are
+    multiples of `unit`."""
     (func,) = program.funcs
     sizes = program.sizes(func)
     wholes: dict[str, tuple[str, ...]] = {}

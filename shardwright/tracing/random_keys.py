@@ -16,8 +16,8 @@ def is_key(leaf: Any) -> bool:
 
 
 def without_keys(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """The function of the two numbers that each key of random numbers among its arguments is made of, and which gives
-    those of keys that it returns."""
+    """The function with random keys replaced, among arguments and results, by the two numbers that each key is made
+    of; and the arguments for it."""
     import jax
 
     leaves, tree = jax.tree_util.tree_flatten(tuple(args))

@@ -251,8 +251,8 @@ def _chosen(one: Place, other: Place, made: Joint) -> Place | None:
 
 
 def _with_outer(one: Place, other: Place, made: Joint, soft: tuple[bool, bool]) -> Place | None:
-    """The one of two places of different blocks that says less, where the blocks of the other one may be of a dimension
-    of extent 1 beside it, which one operand shows elsewhere or has lost."""
+    """The less specific of two places that differ in their blocks, if the additional blocks of the other may belong to
+    a dimension of extent 1 beside it, which one operand has elsewhere or no longer has."""
     lost = [state.hidden if made.summed else state.detached for state in (made.b, made.a)]
     sides = ((one, other, soft[0], lost[0], made.b), (other, one, soft[1], lost[1], made.a))
     for mine, theirs, is_soft, beside, theirs_whole in sides:

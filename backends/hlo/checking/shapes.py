@@ -220,8 +220,8 @@ class ShapeStep(CheckedInstruction):
         return made.but(open=made.open | away | self._in_turn(state, clipped), zero=state.zero)
 
     def _in_turn(self, state: State, starts: Sequence[Sequence[int] | None]) -> frozenset[Table]:
-        """The tables along which each device takes a piece of a dimension where it holds its block of another one: in
-        turn, it may take all of them."""
+        """The tables of other dimensions' blocks that decide which piece of a dimension a device takes. A loop may take
+        all pieces in turn."""
         found = set[Table]()
         for at, begins in enumerate(starts):
             own = {where for _, where, _ in state.dims[at]}

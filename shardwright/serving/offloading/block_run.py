@@ -29,8 +29,8 @@ Turn = tuple[int, int]
 
 @dataclass(frozen=True)
 class BlockPass:
-    """A function that is called once. Its results are for these batches: those of `turns`, one after the other, or,
-    where a batch begins in it, of that one and then of the others; None where there is no batch."""
+    """One call of a function. `turns` says which batches its results belong to, in order; where a batch begins in this
+    call, its turn comes first. None stands for a place that no batch fills."""
 
     name: str
     args: dict[str, object]

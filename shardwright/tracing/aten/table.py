@@ -45,5 +45,5 @@ def least(dtype: Any) -> Any:
 
 
 def each_axis(value: Any, rank: int) -> list[int]:
-    """A number for each of so many axes: that of all of them, where there is one."""
+    """One number for each of `rank` axes; a single number is that of all axes."""
     return list(value) * (rank // len(value)) if isinstance(value, Sequence) else [value] * rank
