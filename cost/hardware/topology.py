@@ -191,21 +191,21 @@ def _factorings(sizes: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[tupl
         if prod(shape) == 1:
             yield ()
         return
-    for row in _splits(sizes[0], shape):
+    for row in factorizations(sizes[0], shape):
         left = tuple(size // part for size, part in zip(shape, row, strict=True))
         for rest in _factorings(sizes[1:], left):
             yield (row, *rest)
 
 
-def _splits(size: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """All ways to write `size` as a product of divisors of the physical axes."""
+def factorizations(size: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """All ways to write `size` as a product of divisors of the extents of a shape."""
     if not shape:
         if size == 1:
             yield ()
         return
     for part in range(1, min(size, shape[0]) + 1):
         if size % part == 0 and shape[0] % part == 0:
-            for rest in _splits(size // part, shape[1:]):
+            for rest in factorizations(size // part, shape[1:]):
                 yield (part, *rest)
 
 

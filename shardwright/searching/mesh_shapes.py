@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from shardwright.cost.hardware.topology import factorizations
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.passes.compiling.choosing import ENOUGH, search
 from shardwright.passes.compiling.found import SearchResult
@@ -76,17 +77,7 @@ def mesh_shapes(mesh: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Every way to give a mesh's axes sizes with the product that theirs have, its own first."""
     chips = math.prod(mesh.values())
     yield dict(mesh)
-    for sizes in _factorings(chips, len(mesh)):
+    for sizes in factorizations(chips, (chips,) * len(mesh)):
         made = dict(zip(mesh, sizes, strict=True))
         if made != dict(mesh):
             yield made
-
-
-def _factorings(chips: int, axes: int) -> Iterator[tuple[int, ...]]:
-    if axes == 1:
-        yield (chips,)
-        return
-    for size in range(1, chips + 1):
-        if chips % size == 0:
-            for rest in _factorings(chips // size, axes - 1):
-                yield (size, *rest)
