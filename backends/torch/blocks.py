@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.kernels import compute
+from shardwright.backends.torch.kernels import VIEWS, compute
 from shardwright.backends.torch.kernels.prepared import Common, Prepared, in_place, prepared
 from shardwright.backends.torch.movements import move
 from shardwright.backends.torch.row_updates import begins_of, put_rows
@@ -380,7 +380,7 @@ class CompiledBlock:
 
     def _views_state(self, operation: object, read: Sequence[str]) -> bool:
         """True if its result may lie in the memory of state that is set while it is used."""
-        if not isinstance(operation, _VIEWS) or not read or read[0] not in self._states:
+        if not isinstance(operation, VIEWS) or not read or read[0] not in self._states:
             return False
         return self._fragile is None or read[0] in self._fragile
 
@@ -447,10 +447,6 @@ def _nbytes(tensors: Sequence[Tensor], accounted: Set[int]) -> int:
 def _drop(values: Values, names: Sequence[str]) -> None:
     for name in names:
         del values.tensors[name]
-
-
-_VIEWS = (ops.Rename, ops.Take, ops.Split, ops.Merge, ops.Alias, ops.Convert, ops.Bitcast)
-"""Operations whose result may be a part of their operand's memory."""
 
 
 def _alone_in_memory(tensor: Tensor) -> bool:

@@ -20,7 +20,7 @@ from shardwright.backends.jax.source_text import (
     docstring_lines,
     tuple_text,
 )
-from shardwright.backends.torch.kernels import keeps_format, kernel_of
+from shardwright.backends.torch.kernels import VIEWS, keeps_format, kernel_of
 from shardwright.backends.torch.kernels.call import TensorCall
 from shardwright.backends.torch.tensors import Argument, NamedTensor, held_as, rounded
 from shardwright.ir import ops
@@ -366,7 +366,7 @@ class _Function:
             if isinstance(operand, Number):
                 args.append(operand)
                 continue
-            code = self.near(views[operand], operand, kept=isinstance(let.operation, _VIEWS))
+            code = self.near(views[operand], operand, kept=isinstance(let.operation, VIEWS))
             args.append(self.argument(code, operand, views))
         for value, code in zip(let.results, self.kernel(let, args, Code("run.device"), indent), strict=True):
             name = self.python(value.name)
@@ -423,9 +423,6 @@ class _Function:
         ]
         return [str(code).replace("'", '"') for code in codes]
 
-
-_VIEWS = (ops.Take, ops.Alias, ops.Rename, ops.Split, ops.Merge, ops.Convert, ops.Bitcast)
-"""Operations whose result may lie where their operand does."""
 
 _ALONE = (ops.AllGather, ops.AllReduce, ops.ReduceScatter, ops.AllToAll, ops.Slice, ops.AsPartial)
 """Movements between chips that move nothing on one chip."""

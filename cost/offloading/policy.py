@@ -13,7 +13,7 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 TIERS = ("device", "host", "disk")
 AttentionPlace = Literal["device", "host"]
 _ORDER = "gbs,ngb,wg,wc,cg,cc,hg,hc"
-_KEYS = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
+POLICY_KEYS = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +139,14 @@ def parse_policy(text: str) -> Policy:
 
 def policy_of_json(values: Mapping[str, float]) -> Policy:
     """The policy that `Policy.as_json` wrote."""
-    missing = [key for key in _KEYS if key not in values]
+    missing = [key for key in POLICY_KEYS if key not in values]
     if missing:
         raise _bad(f"the policy lacks {', '.join(missing)}")
     return parse_policy(_numbers(values))
 
 
 def _numbers(values: Mapping[str, float]) -> str:
-    return ",".join(f"{values[key]:.12g}" for key in _KEYS)
+    return ",".join(f"{values[key]:.12g}" for key in POLICY_KEYS)
 
 
 def _pairs(percents: list[float]) -> list[tuple[float, float]]:

@@ -17,6 +17,8 @@ walk expressions by recursion, and no program that a person or a compiler writes
 _PIECES = re.compile(r"[()\[\]{}]|#[^\n]*|'[^'#\n]*'|\n(?=(?:func|mesh|dim|weights|state)\b)")
 _CLOSES = {")": "(", "]": "[", "}": "{"}
 _CLOSED_BY = {"(": ")", "[": "]", "{": "}"}
+OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
+"""The tokens of operators between two expressions, by their names in the grammar."""
 
 
 def check_brackets(source: Source) -> None:
@@ -70,7 +72,6 @@ class Nesting:
 
     _OPEN = frozenset({"LPAR", "LSQB", "LBRACE"})
     _CLOSE = frozenset({"RPAR", "RSQB", "RBRACE"})
-    _OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
 
     def __init__(self) -> None:
         self._around: list[tuple[int, int, int]] = []  # for each open bracket: `_now`, `_most` and `_signs` before it
@@ -82,7 +83,7 @@ class Nesting:
     def see(self, token: Token) -> None:
         """Raises `too-deep` where the expression that this token goes on is too deep a tree."""
         kind = token.type
-        if kind in self._OPERATORS:
+        if kind in OPERATORS:
             self._now += 1
             if self._now + self._above + len(self._around) > DEEPEST:
                 raise fault(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, fault, meant
 from shardwright.ir.names import DTYPES, KEYWORDS, PARTIALS, clip, nearest_dtype, reserved
+from shardwright.ir.text.brackets import OPERATORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,6 @@ _SYMBOLS = {
     "_NL": "the end of the line",
 }
 _EXPRESSION = frozenset({"NAME", "NUMBER", "INT", "INF", "MINUS", "LPAR"})
-_OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "AT"})
 _TYPE = frozenset({"DTYPE", "DIMS", "LSQB"})
 _ITEMS = frozenset({"MESH", "DIM", "WEIGHTS", "STATE", "FUNC"})
 _STATEMENTS = frozenset({"NAME", "LOOP", "SET", "FREE", "NEXT", "RETURN"})
@@ -77,7 +77,7 @@ def _expected(accepts: Accepts) -> str:
         (_STATEMENTS, "a statement"),
         (_EXPRESSION, "an expression"),
         (_TYPE, "a type"),
-        (_OPERATORS, "an operator"),
+        (OPERATORS, "an operator"),
     ):
         if group <= left:
             left -= group

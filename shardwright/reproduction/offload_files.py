@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardwright.cost.hardware.chips import chip_names, load_chip, machine_names
 from shardwright.cost.hardware.runtimes import load_runtime, runtime_names
-from shardwright.cost.offloading.policy import parse_policy
+from shardwright.cost.offloading.policy import POLICY_KEYS, parse_policy
 from shardwright.cost.offloading.swarm import Network, petals, swarm_tokens_per_s
 from shardwright.ir.diagnostics import DiagnosticError, Source, fault, located, nearest
 from shardwright.prediction.models import model_of
@@ -16,8 +16,7 @@ from shardwright.reproduction.checks import Check
 from shardwright.reproduction.csv_columns import Columns, Line, read_table
 from shardwright.reproduction.offload_rows import OffloadRow, compared
 
-_POLICY = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
-POLICY_COLUMNS = ("prompt_len", "model", "system", "tokens_per_s", *_POLICY)
+POLICY_COLUMNS = ("prompt_len", "model", "system", "tokens_per_s", *POLICY_KEYS)
 """Those of table 2 that a file needs; `gen_len`, `machine` and `gpus` may come with them."""
 _POLICY_MORE = ("gen_len", "machine", "gpus")
 _MACHINE_WORDS = {"gpu": "machine", "chip": "machine"}
@@ -55,7 +54,7 @@ def _policy_row(line: Line) -> Check:
         f"{model} {system} {line.text('prompt_len')}",
         model,
         system,
-        parse_policy(",".join(line.text(column) for column in _POLICY)),
+        parse_policy(",".join(line.text(column) for column in POLICY_KEYS)),
         line.positive("tokens_per_s", "a number above 0, or OOM", ("oom", "0")),
         prompt=line.count("prompt_len"),
         generated=line.count("gen_len", 32),

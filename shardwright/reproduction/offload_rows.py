@@ -10,14 +10,12 @@ from typing import Literal
 from shardwright.cost.hardware.chips import load_machine
 from shardwright.cost.hardware.runtimes import Runtime, load_runtime
 from shardwright.cost.offloading.calibration import Measurement
-from shardwright.cost.offloading.policy import Policy, parse_policy
+from shardwright.cost.offloading.policy import POLICY_KEYS, Policy, parse_policy
 from shardwright.cost.offloading.pricing import OffloadSetting, PricedPolicy
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.prediction.models import model_of
 from shardwright.prediction.offloading import priced, setting_of
 from shardwright.reproduction.checks import Check, published_lines
-
-_POLICY = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
 
 
 @dataclass(frozen=True)
@@ -258,7 +256,7 @@ def _ablated(
 
 
 def _policy(line: Mapping[str, str]) -> Policy:
-    return parse_policy(",".join(line[column] for column in _POLICY))
+    return parse_policy(",".join(line[column] for column in POLICY_KEYS))
 
 
 def _value(text: str) -> float:

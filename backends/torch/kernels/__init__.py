@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from shardwright.backends.torch.chip import RankShard
 
+VIEWS = (ops.Rename, ops.Take, ops.Split, ops.Merge, ops.Alias, ops.Convert, ops.Bitcast)
+"""Operations whose result may be a part of their operand's memory."""
+
 KERNELS: dict[type[Operation], Kernel] = (
     elementwise.KERNELS | reductions.KERNELS | attention.KERNELS | indices.KERNELS | dimensions.KERNELS
 )
