@@ -450,12 +450,8 @@ def change_word(source: TensorType, target: TensorType) -> str:
     if target.partial and set(target.partial_axes) - set(source.partial_axes):
         return "addend"
     if source.partial and source.partial != target.partial:
-        return "reduced" if set(source.partial_axes) <= _freed(source, target) else "scattered"
+        return "scattered" if set(source.partial_axes) & {*target.split_axes, *target.partial_axes} else "reduced"
     before, after = set(source.split_axes), set(target.split_axes)
     if before - after:
         return "gathered"
     return "sliced" if after - before else "moved"
-
-
-def _freed(source: TensorType, target: TensorType) -> set[str]:
-    return {axis for axis in source.partial_axes if axis not in target.split_axes and axis not in target.partial_axes}

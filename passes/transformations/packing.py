@@ -231,7 +231,8 @@ def _product(
     kind = (seen.dtype, converted, let.result.shape.dtype, str(stored.placement))
     joined = tuple(dim for dim in activation.names if dim in rows or dim == contracted[0])
     joined = tuple("" if dim == contracted[0] else dim for dim in joined)
-    by_sum = (root, produced, _splits(seen, produced), _axes(seen, contracted), rows, joined, *kind, str(_demand(let)))
+    demand = str(let.result.type if isinstance(let.result.type, TensorType) else None)
+    by_sum = (root, produced, _splits(seen, produced), _axes(seen, contracted), rows, joined, *kind, demand)
     by_input = (left, contracted, _splits(seen, contracted), _axes(seen, produced), *kind)
     added = root is not None
     packed = contracted if added else produced
@@ -243,10 +244,6 @@ def _product(
         return None
     occurrence = (*block, "sum" if added else "input", *(by_sum if added else by_input), loops)
     return PackedProduct(site, let, left, weight, converted, seen, packed, occurrence, added)
-
-
-def _demand(let: Let) -> object:
-    return let.result.type if isinstance(let.result.type, TensorType) else None
 
 
 def _splits(kind: TensorType, dims: Sequence[str]) -> tuple[Axes, ...]:

@@ -106,7 +106,8 @@ class _Layouts:
         flow = self.flow
         found: set[str] = set()
         for projection in flow.projections:
-            stored = {a for value in flow.stored(projection.weight_name) for a in _split_axes(value.type)}
+            kinds = [value.type for value in flow.stored(projection.weight_name)]
+            stored = {axis for kind in kinds for axes in kind.splits for axis in axes or ()}
             for name in (projection.activation_name, projection.let.result.name):
                 kind = flow.values[name].type
                 if name not in self.kept and isinstance(kind, TensorType):
@@ -162,7 +163,3 @@ class _Layouts:
             for name, kind in zip(func.returns, func.results, strict=True)
         )
         return replace(map_func_values(func, self.value), results=results)
-
-
-def _split_axes(kind: ValueType) -> set[str]:
-    return {axis for axes in kind.splits for axis in axes or ()}

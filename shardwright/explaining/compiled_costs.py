@@ -10,7 +10,7 @@ from shardwright.backends.targets.estimates import priced_s
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
 from shardwright.cost.programs.program_cost import Cost
-from shardwright.explaining.reports import FunctionReport, KernelReport, UntimedKernel
+from shardwright.explaining.reports import FunctionReport, UntimedKernel
 from shardwright.ir.diagnostics import DiagnosticError
 
 
@@ -55,7 +55,7 @@ def compiled_costs(
     seconds: dict[str, float] = {}
     for kernel in report.kernels:
         owner = next((owners[name] for name in kernel.statements if name in owners), "")
-        seconds[owner] = seconds.get(owner, 0.0) + _total_s(kernel)
+        seconds[owner] = seconds.get(owner, 0.0) + (kernel.estimated_s or 0.0) * (kernel.trips or 1)
     prices = _prices(report.untimed, cost.chip, constants or cost.chip.constants)
     for each, price in zip(report.untimed, prices, strict=False):
         named = () if each.kernel.moves_only else each.statements
@@ -89,7 +89,3 @@ def _prices(kernels: Sequence[UntimedKernel], chip: Chip, constants: Constants) 
         return [priced_s(each.kernel, chip, constants) * (each.kernel.trips or 1) for each in kernels]
     except DiagnosticError:
         return []
-
-
-def _total_s(kernel: KernelReport) -> float:
-    return (kernel.estimated_s or 0.0) * (kernel.trips or 1)

@@ -56,10 +56,11 @@ def jax_text(program: Program, mapping: WeightMap | None) -> str:
         *(f"    {value.name!r}: {in_blocks(edges, value).spec},{_memory(value)}" for value in program.state),
         "}",
     ]
-    for title, made in (("IN_SPECS", _in_specs), ("OUT_SPECS", _out_specs)):
+    for title in ("IN_SPECS", "OUT_SPECS"):
         lines += ["", f"{title} = {{"]
         for func in program.funcs:
-            lines += [f"    {func.name!r}: {{", *(f"        {line}," for line in made(edges, func)), "    },"]
+            given = edges.params(func) if title == "IN_SPECS" else enumerate(edge for _, edge in edges.results(func))
+            lines += [f"    {func.name!r}: {{", *(f"        {key!r}: {edge.spec}," for key, edge in given), "    },"]
         lines.append("}")
     lines += ["", "CONSTRAINTS = {"]
     for func in program.funcs:
@@ -77,14 +78,6 @@ def jax_text(program: Program, mapping: WeightMap | None) -> str:
 def _memory(value: Value) -> str:
     """A comment with the memory of a value that is not on the device, of which a PartitionSpec says nothing."""
     return "  # on host: memory_kind='pinned_host'" if value.concrete.placement == ON_HOST else ""
-
-
-def _in_specs(edges: ProgramEdges, func: Func) -> list[str]:
-    return [f"{name!r}: {edge.spec}" for name, edge in edges.params(func)]
-
-
-def _out_specs(edges: ProgramEdges, func: Func) -> list[str]:
-    return [f"{at}: {edge.spec}" for at, (_, edge) in enumerate(edges.results(func))]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ def header(
             groups=sorted({dim[0] for _, layout in layouts for dim in layout.groups if dim[0] in "JO"}),
         ),
     ]
-    return [line for paragraph in paragraphs for line in _comment(paragraph)]
+    wrapped = (line for each in paragraphs for line in textwrap.wrap(each, 100, break_on_hyphens=False))
+    return [f"# {line}" for line in wrapped]
 
 
 def _choices(model: Model, layouts: Sequence[tuple[str, PresetLayout]], mesh: Mesh) -> list[str]:
@@ -163,7 +164,3 @@ def _letters(model: Model, *, cached: bool, paged: bool, prompts: bool, groups: 
 
 def _splits(what: str, axes: Sequence[str]) -> str:
     return f"along {what} over {' '.join(axes)}" if axes else ""
-
-
-def _comment(paragraph: str) -> list[str]:
-    return [f"# {line}" for line in textwrap.wrap(paragraph, 100, break_on_hyphens=False)]

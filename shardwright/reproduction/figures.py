@@ -152,16 +152,14 @@ def figure_c_1() -> Figure:
 def figure_b_1() -> Figure:
     """Appendix B: cost per token against latency of prefill of one sequence of 32 to 1024 tokens."""
     curves = [
-        _frontier_curve(f"PaLM {size}", short_prefills(size, "int8"), _cost_ms, f"PaLM {size}", length=True)
+        _frontier_curve(
+            f"PaLM {size}", short_prefills(size, "int8"), lambda ran: 1e3 * ran.cost, f"PaLM {size}", length=True
+        )
         for size in SIZES
     ]
     panel = Panel("", "latency of prefill, s", "cost, chip-milliseconds per token", tuple(curves), "log10", "log10")
     title = "Figure B.1: PaLM prefill on TPU v4, batch 1, sequences of 32 to 1024 tokens, int8"
     return Figure(title, (panel,))
-
-
-def _cost_ms(ran: Ran) -> float:
-    return 1e3 * ran.cost
 
 
 def _panel(phase: Phase, value: Callable[[Ran], float], y_label: str) -> Panel:

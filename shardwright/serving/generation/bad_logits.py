@@ -74,7 +74,8 @@ def _causes(checkpoint: str | Path, dtype: DType) -> list[str]:
     if bad is not None:
         where = f"tensor {bad.tensor} in {bad.path.name} has {bad.value:g} at {list(bad.index)}"
         if math.isfinite(bad.value):
-            return [f"{where}, and {dtype} holds no number as large: give --dtype {_wider(dtype)}"]
+            wider = "bf16 or f32" if dtype is DType.F16 else "f32"
+            return [f"{where}, and {dtype} holds no number as large: give --dtype {wider}"]
         return [f"{where}: the checkpoint is damaged; fetch it again, or make it anew"]
     if search.complete:
         return [f"all weights are numbers in {dtype}", _overflow(dtype)]
@@ -86,7 +87,3 @@ def _overflow(dtype: DType) -> str:
     if dtype is DType.F16:
         return "activations overflow in f16, whose greatest number is 65504: give --dtype bf16 or f32"
     return f"activations overflow in {dtype}: the config may not be that of these weights"
-
-
-def _wider(dtype: DType) -> str:
-    return "bf16 or f32" if dtype is DType.F16 else "f32"

@@ -65,14 +65,14 @@ class GenerationProgram:
 def surface_program(config: Mapping[str, Any], plan: GenerationPlan) -> Program:
     """The program before any pass, of one or two presets or files. Raises where they do not go together."""
     if is_file(plan.decode_layout):
-        source = _source(plan.decode_layout)
+        source = read_source(plan.decode_layout)
         program = _of_file(source, plan)
         with located(source):
             _check_rotary(program, config, plan)
     else:
         program = _of_presets(config, plan)
     if plan.read_layout != plan.decode_layout and is_file(plan.read_layout):
-        source = _source(plan.read_layout)
+        source = read_source(plan.read_layout)
         with located(source):
             program = _joined(program, _of_file(source, plan))
     names = {func.name for func in program.funcs}
@@ -88,7 +88,7 @@ def surface_program(config: Mapping[str, Any], plan: GenerationPlan) -> Program:
 def compile_for_generation(surface: Program, config: Mapping[str, Any], plan: GenerationPlan) -> GenerationProgram:
     """The explicit program that the plan's passes make of its surface program."""
     mapping = weight_map(describe(Config(config)))
-    with located(_source(plan.decode_layout)) if is_file(plan.decode_layout) else nullcontext():
+    with located(read_source(plan.decode_layout)) if is_file(plan.decode_layout) else nullcontext():
         packing = declared_packing(surface, mapping)
         check_map(mapping, surface, parts_of(packing))
     steps: list[PassRecord] = []
@@ -149,10 +149,6 @@ def _with_choosing(source: Source, mesh: Mapping[str, int] | None, dims: Mapping
 
 
 # ---------------------------------------------------------------- of files
-
-
-def _source(path: str) -> Source:
-    return read_source(path)
 
 
 def _of_file(source: Source, plan: GenerationPlan) -> Program:

@@ -77,7 +77,7 @@ def _with_hidden(func: Func, shares: Shares) -> Func:
         return func
 
     def visit(statement: Statement) -> Statement:
-        if not isinstance(statement, Loop) or not statement.carries:
+        if not isinstance(statement, Loop) or statement.dim != "N":
             return statement
         carries = tuple(
             replace(carry, value=_typed(carry.value, placement_of(shares, carry.value.shape.names[0])))
@@ -85,8 +85,4 @@ def _with_hidden(func: Func, shares: Shares) -> Func:
         )
         return replace(statement, carries=carries)
 
-    return replace(func, body=tuple(visit(s) if _carries_layers(s) else s for s in func.body))
-
-
-def _carries_layers(statement: Statement) -> bool:
-    return isinstance(statement, Loop) and statement.dim == "N"
+    return replace(func, body=tuple(map(visit, func.body)))
