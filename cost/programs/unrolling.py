@@ -400,10 +400,8 @@ class ListedEvents(Unrolling):
         self.events.append(event)
 
 
-def events_of(
-    program: Program, func: Func, at_hand: Set[Tier] = frozenset((Tier.DEVICE,)), watched: Set[str] = frozenset()
-) -> list[Event]:
+def events_of(program: Program, func: Func, at_hand: Set[Tier] = frozenset((Tier.DEVICE,))) -> list[Event]:
     """The events of one call of a function on a device that computes with what is `at_hand` where it lies."""
-    unrolling = ListedEvents(program, func, at_hand, watched)
+    unrolling = ListedEvents(program, func, at_hand)
     unrolling.walk()
     return unrolling.events

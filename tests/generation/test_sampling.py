@@ -316,13 +316,6 @@ def test_what_is_not_asked_for_costs_nothing(top_k: bool, top_p: bool, numbers: 
     np.testing.assert_array_equal(found.results[0], sampled(program(CASES[5], 16, 120), logits, **given))
 
 
-def test_two_sets_of_functions_in_one_program() -> None:
-    text = "mesh x=2\ndim B=4 B1=1 V=60\n"
-    text += sampling_functions("f32 BV_x", 60) + sampling_functions("f32 B1V_x", 60, suffix="_one")
-    names = [func.name for func in elaborate(parse(Source("sampling.shard", text))).funcs]
-    assert names == ["greedy", "sample", "logprob", "greedy_one", "sample_one", "logprob_one"]
-
-
 def test_a_type_that_is_not_of_logits() -> None:
     for kind in ("bf16 BV_x", "f32 BE", "f32 BV(partialsum-x)", "f32"):
         with pytest.raises(DiagnosticError) as raised:

@@ -14,13 +14,7 @@ NOT_DRAWN = {-1: "all -inf", -2: "infinite", -3: "NaN"}
 
 
 def sampling_functions(
-    logits: str,
-    vocab: int,
-    columns: int | None = None,
-    *,
-    suffix: str = "",
-    top_k: bool = True,
-    top_p: bool = True,
+    logits: str, vocab: int, columns: int | None = None, *, top_k: bool = True, top_p: bool = True
 ) -> str:
     """`greedy`, `sample` and `logprob` for logits of this type, such as `f32 BV_xyz`, as text of the language.
 
@@ -30,10 +24,8 @@ def sampling_functions(
         func logprob(logits: f32 BV_xyz, token: int32 B) -> f32 B
 
     `vocab` is the number of tokens. `columns` is the size of V where that is more, because V was made divisible;
-    the columns beyond the tokens are never chosen. `suffix` is appended to the names of the functions; what
-    is made with one leaves out the line that declares the dimension `bits`, so that a program can have both. Where
-    no row will ask for top-k, or for top-p, `top_k=False` or `top_p=False` leaves out the search for its threshold;
-    the parameter stays, and is not looked at.
+    the columns beyond the tokens are never chosen. Where no row will ask for top-k, or for top-p, `top_k=False` or
+    `top_p=False` leaves out the search for its threshold; the parameter stays, and is not looked at.
 
     Of `sample`, temperature 0 is greedy; temperature, top_k and top_p are those of each row, and top_k 0 and top_p 1
     leave all tokens in. They act in this order, as in `transformers`: top-p counts the probabilities, at the
@@ -66,7 +58,7 @@ def sampling_functions(
     tokens = _TOKENS.format(vocab=vocab, **types) if columns > vocab else ""
     bits = min(15, MASS_BITS - (columns - 1).bit_length())
     given = "tokens" if tokens else "logits"
-    names = {"suffix": suffix, "tokens": tokens, "given": given, "sound": _SOUND.format(given=given, **types)}
+    names = {"tokens": tokens, "given": given, "sound": _SOUND.format(given=given, **types)}
     units = {"half": 2**bits, "whole": 4**bits, "unit": 2 ** (MASS_BITS + bits), "unit_bits": MASS_BITS}
     masks = [name for name, asked in (("k_left", top_k), ("p_left", top_p)) if asked]
     texts = {
@@ -76,8 +68,7 @@ def sampling_functions(
     }
     searches = [_TOP_K if top_k else "", _TOP_P if top_p else ""]
     parts = [_GREEDY, _SAMPLE, *([_RANKS, *searches, _KEPT] if masks else []), _DRAW, _LOGPROB]
-    text = "".join(parts).format(**names, **units, **texts, **types)
-    return text if suffix else "dim bits=32\n" + text
+    return "dim bits=32\n" + "".join(parts).format(**names, **units, **texts, **types)
 
 
 _TOKENS = """
@@ -92,14 +83,14 @@ _SOUND = """
   token: {int32} = where(equal(worst, 1), chosen, -maximum(worst, 1))"""
 
 _GREEDY = """
-func greedy{suffix}(logits: {logits}) -> {int32} {{{tokens}
+func greedy(logits: {logits}) -> {int32} {{{tokens}
   chosen: {int32} = argmax[V]({given}){sound}
   return token
 }}
 """
 
 _SAMPLE = """
-func sample{suffix}(
+func sample(
   logits: {logits}, key: {uint32}, position: {int32}, temperature: {f32}, top_k: {int32}, top_p: {f32}
 ) -> {int32} {{{tokens}
   greatest: {f32} = max[V]({given})
@@ -164,7 +155,7 @@ _DRAW = """
 """
 
 _LOGPROB = """
-func logprob{suffix}(logits: {logits}, token: {int32}) -> {f32} {{{tokens}
+func logprob(logits: {logits}, token: {int32}) -> {f32} {{{tokens}
   greatest: {f32} = max[V]({given})
   shifted: {logits} = {given} - greatest
   total: {f32} = sum[V](exp(shifted))
