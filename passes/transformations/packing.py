@@ -16,7 +16,7 @@ from shardwright.passes.transformations.gathered_weights import Gathers, gathers
 from shardwright.passes.transformations.packed_weights import PackedPart, PackedWeight, Packing
 from shardwright.passes.transformations.patterns import weights_of
 from shardwright.passes.transformations.projections import axes_named
-from shardwright.passes.transformations.supposed_layouts import open_weights, retyped, split_along, whole
+from shardwright.passes.transformations.supposed_layouts import open_weights, retyped, split_along
 
 BY = "fuse-parallel-block: by"
 
@@ -35,7 +35,7 @@ def with_supposed_layouts(program: Program, axes: Axes) -> Program:
     found = open_weights(program)
     if not found:
         return program
-    supposed = retyped(program, {key: whole(kind) for key, kind in found.items()})
+    supposed = retyped(program, {key: TensorType.whole(kind.shape) for key, kind in found.items()})
     leading: dict[tuple[str | None, str], str] = {}
     for func in supposed.funcs:
         scope = None if program.weights else func.name

@@ -34,11 +34,6 @@ def retyped(program: Program, types: Mapping[WeightKey, ValueType]) -> Program:
     return replace(program, weights=changed(program.weights, None), funcs=funcs)
 
 
-def whole(kind: OpenType) -> TensorType:
-    """The type on every chip in full."""
-    return TensorType(kind.dtype, kind.dims, ((),) * len(kind.dims))
-
-
 def split_along(kind: OpenType, dim: str, axes: Sequence[str], program: Program) -> TensorType:
     """The type split along a dimension over as many of the axes, in turn, as divide it."""
     chosen = fitting_axes(kind.shape.size(dim), program.mesh, axes)

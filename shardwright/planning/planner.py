@@ -33,6 +33,7 @@ from shardwright.planning.serving import (
 from shardwright.prediction.fitting import n_chips_of, weight_bytes
 from shardwright.prediction.models import longest_context, model_of, torus_mesh
 from shardwright.prediction.programs import Weights
+from shardwright.searching.rewriting import WITHOUT_LAYOUTS
 
 _EMPHASIS = 16.0
 """How many times a phase counts whose demand is not met: layouts that favour it are looked for."""
@@ -47,8 +48,6 @@ _LEAST_SECONDS = 0.5
 
 _MOST_TOKENS = 1 << 15
 """A prefill has no more tokens, unless one prompt has: all products are bound by their arithmetic long before."""
-
-_NO_LAYOUTS = ("does-not-fit", "no-placement", "out-of-time")
 
 
 def plan(
@@ -296,7 +295,7 @@ class _Planner:
         try:
             return search(program, Objective(chip, chip.constants, calls), seconds, known=known)
         except DiagnosticError as error:
-            if error.diagnostics[0].code not in _NO_LAYOUTS:
+            if error.diagnostics[0].code not in WITHOUT_LAYOUTS:
                 raise
             return error
 

@@ -84,7 +84,7 @@ def search_rewrites(
             )
             tried.append(TriedRewrite(text, found))
         except DiagnosticError as error:
-            if error.diagnostics[0].code not in _WITHOUT_LAYOUTS:
+            if error.diagnostics[0].code not in WITHOUT_LAYOUTS:
                 raise
             tried.append(TriedRewrite(text, None, error))
     results = [each.found for each in tried if each.found is not None]
@@ -114,7 +114,7 @@ def _after(load: Callable[[Mapping[str, int]], Program], text: str) -> Callable[
     return after
 
 
-_WITHOUT_LAYOUTS = ("does-not-fit", "out-of-time", "no-placement")
+WITHOUT_LAYOUTS = ("does-not-fit", "out-of-time", "no-placement")
 """The codes of faults that say that a program has no layouts, or none in time; another may have some."""
 
 
