@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -141,18 +141,12 @@ class Disk:
     shared_by: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredRates:
-    """Rates that were measured on a machine in place of a datasheet's; FLOP/s and bytes a second, each optional."""
-
-    prefill_matmul_flops_per_s: float | None = None
-    decode_matmul_flops_per_s: float | None = None
-    prefill_attention_flops_per_s: float | None = None
-    decode_attention_flops_per_s: float | None = None
-    cache_from_device_bytes_per_s: float | None = None
-    activations_from_device_bytes_per_s: float | None = None
-    disk_read_bytes_per_s: float | None = None
-    disk_write_bytes_per_s: float | None = None
+MEASURED = (
+    "prefill_matmul_flops_per_s", "decode_matmul_flops_per_s", "prefill_attention_flops_per_s",
+    "decode_attention_flops_per_s", "cache_from_device_bytes_per_s", "activations_from_device_bytes_per_s",
+    "disk_read_bytes_per_s", "disk_write_bytes_per_s",
+)  # fmt: skip
+"""Rates that a machine's file may tell under `measured`. They are checked, and no price is made of them."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +163,6 @@ class Machine:
     host: Host
     host_link: HostLink
     disk: Disk | None = None
-    measured: MeasuredRates = MeasuredRates()
     usd_per_hour: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     sustained_matmul: float = 1.0
@@ -385,13 +378,13 @@ def _disk(rows: TomlTable) -> Disk:
 
 
 def _machine(table: TomlTable) -> Machine:
+    table.optional("measured", partial(table.inside, build=lambda rows: rows.each(rows.rate, MEASURED)), None)
     return Machine(
         table.text("name"),
         _machine_chip(table),
         table.inside("host", _host),
         disk=table.optional("disk", partial(table.inside, build=_disk), None),
         host_link=table.inside("host_link", _host_link),
-        measured=table.optional("measured", partial(table.inside, build=_measured), MeasuredRates()),
         usd_per_hour=table.optional("usd_per_hour", table.positive, None),
         sources=table.optional("sources", partial(table.inside, build=_sources), dict[str, str]()),
         sustained_matmul=table.optional("sustained_matmul", partial(_share, table), 1.0),
@@ -402,10 +395,6 @@ def _machine(table: TomlTable) -> Machine:
 def _host(rows: TomlTable) -> Host:
     memory_bytes, flops_per_s = rows.size("memory"), rows.optional("flops_per_s", rows.positive, None)
     return Host(memory_bytes, flops_per_s, rows.optional("memory_bytes_per_s", rows.rate, None))
-
-
-def _measured(rows: TomlTable) -> MeasuredRates:
-    return MeasuredRates(**rows.each(rows.rate, [field.name for field in fields(MeasuredRates)]))
 
 
 def _share(table: TomlTable, key: str) -> float:
