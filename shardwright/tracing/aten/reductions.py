@@ -44,14 +44,21 @@ for _name, _function in {"sum": jnp.sum, "mean": jnp.mean, "amax": jnp.max, "ami
     OPERATIONS[_name] = _reduction(_function)
 
 
-@op("max")
-def maximum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Along a dimension, of all, or of each element and that of another tensor."""
-    if dim is None:
-        return jnp.max(a)
-    if not isinstance(dim, int):
-        return jnp.maximum(a, dim)
-    return jnp.max(a, dim, keepdims=keepdim), jnp.argmax(a, dim, keepdims=keepdim)
+def _extreme(most: Callable[..., Any], of_two: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
+    """The extreme along a dimension with its place, of all elements, or of each element and that of another tensor."""
+
+    def run(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        if dim is None:
+            return most(a)
+        if not isinstance(dim, int):
+            return of_two(a, dim)
+        return most(a, dim, keepdims=keepdim), place(a, dim, keepdims=keepdim)
+
+    return run
+
+
+OPERATIONS["max"] = _extreme(jnp.max, jnp.maximum, jnp.argmax)
+OPERATIONS["min"] = _extreme(jnp.min, jnp.minimum, jnp.argmin)
 
 
 @op()
@@ -179,16 +186,6 @@ def cumprod(a: Any, dim: int, *, dtype: Any = None) -> Any:
 @op()
 def logcumsumexp(a: Any, dim: int) -> Any:
     return jax.lax.cumlogsumexp(a, dim % a.ndim)
-
-
-@op("min")
-def minimum_along(a: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Along a dimension, of all, or of each element and that of another tensor."""
-    if dim is None:
-        return jnp.min(a)
-    if not isinstance(dim, int):
-        return jnp.minimum(a, dim)
-    return jnp.min(a, dim, keepdims=keepdim), jnp.argmin(a, dim, keepdims=keepdim)
 
 
 @op()
