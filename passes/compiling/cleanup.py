@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from shardwright.cost.movements.movement import Collective, collective_of
 from shardwright.cost.resharding.planner import plan, received_bytes
-from shardwright.ir.digit_orders import orders_in
+from shardwright.ir.digit_orders import gathered_or_cut, orders_in, strided_dims
 from shardwright.ir.operation import Number, Operation
 from shardwright.ir.ops import Ahead, Alias, Fetch, Full, Iota, Movement, Permute, Roll, Start, Wait
 from shardwright.ir.program import Func, Let, Loop, Marking, Program, Scope, SetState, Statement, Value
@@ -15,6 +17,7 @@ from shardwright.ir.types import OpenType, TensorType, ValueType
 from shardwright.ir.verification.lifetimes import has_lifetimes
 from shardwright.ir.walk import map_bodies, rename_operands, states_set, use_counts
 from shardwright.passes.base import Pass
+from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder, DigitConflictError
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,9 @@ class Cleanup(Pass):
         b :~ bf16 BLE_yz = all_reduce[x](h)
 
     Two movements of which the first has no other use become the one plan from the first's operand to the
-    second's result, where that receives no more bytes and takes fewer steps. Statements that the author named
-    stay if they are used; a state that is set is used. A function with values in flight or freed stays as it is
-    scheduled.
+    second's result, where that receives no more bytes and takes fewer steps: a permute takes as many as its rounds,
+    and a strided result one more, to be put into blocks. Statements that the author named stay if they are used; a
+    state that is set is used. A function with values in flight or freed stays as it is scheduled.
     """
 
     name: ClassVar[str] = "cleanup"
@@ -187,11 +190,15 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
                 )
                 if isinstance(source, TensorType) and isinstance(middle, TensorType) and isinstance(target, TensorType):
                     better = plan(source, target, mesh, orders)
-                    now = received_bytes(_move(before), source, mesh, orders)
-                    now += received_bytes(_move(statement), middle, mesh, orders)
-                    if len(better.steps) < 2 and better.bytes_received <= now:
-                        operation = better.steps[0].operation if better.steps else Alias()
-                        made[first] = replace(statement, operation=operation, operands=before.operands)
+                    moves = (_move(before), source), (_move(statement), middle)
+                    now = sum(received_bytes(*each, mesh, orders) for each in moves)
+                    rounds = sum(_rounds(collective_of(*each, mesh, orders)) for each in moves)
+                    operation = better.steps[0].operation if better.steps else Alias()
+                    merged = replace(statement, operation=operation, operands=before.operands)
+                    fewer = len(better.steps) < 2 and better.bytes_received <= now
+                    fewer &= all(_rounds(step.collective) <= rounds for step in better.steps)
+                    if fewer and not _strides(program, func, merged):
+                        made[first] = merged
                         at[statement.result.name] = first
                         continue
             if isinstance(statement, Let):
@@ -200,6 +207,27 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
         return tuple(made)
 
     return replace(func, body=visit(func.body, Scope.of(program, func)))
+
+
+def _rounds(collective: Collective | None) -> int:
+    """How often chips wait for others: a permute does for a message in each of its rounds."""
+    if collective is None:
+        return 0
+    return (bool(collective.axes) if collective.rounds is None else collective.rounds) + _rounds(collective.behind)
+
+
+def _strides(program: Program, func: Func, merged: Let) -> bool:
+    """Tells whether a result that is cut from a whole dimension, and so goes out in blocks, would be strided if this
+    movement made it: blocks of it are then one more step."""
+    kind, name = merged.result.type, merged.result.name
+    lost = set(gathered_or_cut(func).get(name, ())) if name in func.returns else set[str]()
+    lost -= set(gathered_or_cut(replace(func, body=(merged,))).get(name, ()))
+    if not lost:
+        return False
+    with suppress(DigitConflictError):  # no orders at all: `choose-digit-order` says so
+        orders = orders_in(ChooseDigitOrder().run(program), func)
+        return not lost.isdisjoint(strided_dims(kind, orders, program.mesh))
+    return False
 
 
 def _move(statement: Let) -> Movement:

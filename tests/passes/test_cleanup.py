@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from program_text import program
 
 from shardwright.backends.validation.validate import validate
@@ -12,9 +13,9 @@ from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.pipelines import explicit, run_passes
 
 
-def cleaned(body: str, results: str, returns: str, head: str = "x: f32 BE_x") -> list[str]:
-    """The statements that are left of a function."""
-    text = f"mesh x=2 y=2\ndim N=3 B=4 E=8\nfunc f({head}) -> {results} {{\n{body}\n  return {returns}\n}}"
+def cleaned(body: str, results: str, returns: str, head: str = "x: f32 BE_x", order: str = "") -> list[str]:
+    """The statements that are left of a function; E has its digits in this order."""
+    text = f"mesh x=2 y=2\ndim N=3 B=4 E=8{order}\nfunc f({head}) -> {results} {{\n{body}\n  return {returns}\n}}"
     printed = print_program(run_passes(complete(program(text)), (Cleanup(),)))
     lines = printed[printed.index("func") :].splitlines()[1:-1]
     return [line.strip() for line in lines]
@@ -101,6 +102,27 @@ def test_an_all_reduce_and_a_slice_are_a_reduce_scatter() -> None:
         "b :~ f32 BE_x = reduce_scatter[x -> E](p)",
         "return b",
     ]
+
+
+@pytest.mark.parametrize(
+    ("order", "kept"),
+    [
+        ("", ["b :~ f32 BE_x = all_gather[y](v)"]),
+        (" order x y", ["b :~ f32 BE_x = all_gather[y](v)"]),
+        (" order y x", ["a :~ f32 BE = all_gather[xy](v)", "b :~ f32 BE_x = slice[x -> E](a)"]),
+    ],
+)
+def test_a_result_in_blocks_is_not_made_strided(order: str, kept: list[str]) -> None:
+    """Cut from a whole dimension it goes out in blocks in any order; gathered, it would in one that begins with x."""
+    body = "  a :~ f32 BE = all_gather[xy](v)\n  b :~ f32 BE_x = slice[x -> E](a)"
+    assert cleaned(body, "f32 BE_x", "b", "v: f32 BE_xy", order) == [*kept, "return b"]
+
+
+def test_a_gather_and_a_slice_are_no_permute_of_more_rounds() -> None:
+    """Three of the chips along y want a part of what one along x has: it sends them one after the other."""
+    text = "mesh x=2 y=4\ndim B=6 H=4\nfunc f(p: f32 H_xB) -> f32 H_yB {\n  a :~ f32 HB = all_gather[x](p)\n"
+    source = complete(program(text + "  b :~ f32 H_yB = slice[y -> H](a)\n  return b\n}\n"))
+    assert Cleanup().run(source) == source
 
 
 def test_two_all_to_alls_are_one() -> None:
