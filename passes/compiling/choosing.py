@@ -21,7 +21,7 @@ from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.integer_program.highs import import_solver
 from shardwright.cost.movements.movement import duration_text
 from shardwright.cost.programs.memory import device_bytes
-from shardwright.cost.programs.program_cost import Cost
+from shardwright.cost.programs.program_cost import Cost, cost_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
@@ -30,7 +30,7 @@ from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.passes.compiling.choose_memories import memories_chosen
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
-from shardwright.passes.compiling.found import ENOUGH, SearchResult
+from shardwright.passes.compiling.found import ENOUGH, SearchResult, explicit_of
 from shardwright.passes.compiling.order_branching import Orders, PricedChoice, best_over_orders, moves_at_edges
 from shardwright.passes.compiling.place import place
 from shardwright.passes.memory.offload import Offload
@@ -90,7 +90,6 @@ def choose(
     end = time.monotonic() + seconds
     options, problems = options or PlacementOptions(), ProgramProblems(program)
     first_limit, others_limit = WorkLimit(most_entries(program)), WorkLimit(most_entries(program))
-    relaxed: list[float] = []
     crowd = CrowdedMoves(program, objective)
 
     def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> SearchResult:
@@ -98,20 +97,20 @@ def choose(
         again = bool(orders or crowd.pairs)
         left = end - time.monotonic() if again else seconds
         given, limit = (None, others_limit) if again else (known, first_limit)
-        found = _Chooser(problems, objective, left, wanted, given, limit, proof=proof, cutoff_s=cutoff).run()
-        relaxed.append(found.relaxed_s)
-        return found
+        return _Chooser(problems, objective, left, wanted, given, limit, proof=proof, cutoff_s=cutoff).run()
 
     def bounded(best: SearchResult) -> SearchResult:
         if best.placement.moves_unevenly(program.mesh):
             best = replace(best, model_s=best.objective_s)
-        bound = min([best.bound_s, *relaxed])
+        bound = min(best.bound_s, best.relaxed_s)
         proved = best.status == "optimal" and bound >= min(best.model_s, best.objective_s) * (1 - ENOUGH)
         return replace(best, status="optimal" if proved else "feasible", bound_s=bound)
 
     def priced(found: SearchResult) -> PricedChoice[SearchResult]:
         shared, learned = found.placement.shared_edges, crowd.learn(found.placement, found.program)
-        return PricedChoice(found, found.placed, found.program, found.objective_s, found.bound_s, shared, *learned)
+        return PricedChoice(
+            found, found.placed, found.program, found.objective_s, found.bound_s, shared, *learned, found.relaxed_s
+        )
 
     first = under({})
     uneven = first.placement.moves_unevenly(program.mesh)
@@ -129,6 +128,7 @@ def choose(
             status="optimal" if best.bound >= best.total * (1 - ENOUGH) else "feasible",
             model_s=best.total,
             bound_s=best.bound,
+            relaxed_s=math.inf,
             seconds=time.monotonic() - end + seconds,
         )
     )
@@ -290,7 +290,9 @@ class _Chooser:
         self, solve: Callable[[LayoutProblem], LayoutSolution], prices: MemoryPrices | None = None
     ) -> SearchResult:
         """The program with the layouts that `solve` chooses; of what these cost, weights and state have their price."""
-        placed, placement = place(self.program, self.options, lambda options: solve(self.problems.of(options)))
+        placed, placement = place(
+            self.program, self.options, lambda options: solve(self.problems.of(options)), self.total_ns
+        )
         spent = 0.0
         if prices is not None:
             kept = (*placed.weights, *placed.state)
@@ -301,6 +303,14 @@ class _Chooser:
             found = replace(found, model_s=found.objective_s)
         self.found.append(found)
         return found
+
+    def total_ns(self, placed: Program) -> float:
+        """The time of a program whose layouts are chosen; no less than any where it does not fit."""
+        funcs = (made := explicit_of(placed)).funcs
+        costs = [cost_of(made, func, self.chip, self.constants) for func in funcs]
+        if any(cost.memory.peak > self.chip.memory_bytes for cost in costs):
+            return math.inf
+        return sum(self.objective.count(cost.func) * cost.time_s for cost in costs) * NANOSECONDS
 
     def price_memory(self) -> None:
         """Prices for the bytes of weights and state: dearer until everything fits, then between those.

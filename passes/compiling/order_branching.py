@@ -39,7 +39,8 @@ C = TypeVar("C")
 class PricedChoice(Generic[C]):
     """A choice of layouts, the program with them and that with every movement written, its cost with edges, and what
     all others cost at least under the same orders; `shared` if with edges apart another might have been chosen.
-    Movements along `crowded` dimensions cost more than was counted; under the same orders, too, if `learned`."""
+    Movements along `crowded` dimensions cost more than was counted; under the same orders, too, if `learned`. Where
+    digits did not agree, `bound` is of the layouts that were looked at, and `relaxed` one of all."""
 
     choice: C
     placed: Program
@@ -49,6 +50,12 @@ class PricedChoice(Generic[C]):
     shared: bool
     crowded: tuple[str, ...] = ()
     learned: bool = False
+    relaxed: float = math.inf
+
+    @property
+    def bound_of_all(self) -> float:
+        """A bound of all layouts, whether or not they were looked at."""
+        return min(self.bound, self.relaxed)
 
 
 def moves_at_edges(placed: Program) -> bool:
@@ -80,16 +87,16 @@ def best_over_orders(
     gap; what its last argument or more is in total may as well be more. A share of the total that is `enough` need not
     be proved; nothing more is tried once it is `late`, by the clock or by the work that was done."""
     best, closed, tries = first, math.inf, 0
-    heap: list[tuple[float, int, Orders, PricedChoice[C]]] = [(first.bound, 0, {}, first)]
+    heap: list[tuple[float, int, Orders, PricedChoice[C], float]] = [(first.bound, 0, {}, first, first.bound_of_all)]
     while heap and heap[0][0] < best.total * (1 - enough):
-        bound, _, orders, parent = heapq.heappop(heap)
+        bound, _, orders, parent, of_all = heapq.heappop(heap)
         following = _following(parent, orders)
         if not following or tries + len(following) > MOST_TRIES:
-            closed = min(closed, bound)
+            closed = min(closed, of_all)
             continue
         for longer in following:
             if late():
-                closed = min(closed, bound)
+                closed = min(closed, of_all)
                 break
             tries += 1
             try:
@@ -98,10 +105,11 @@ def best_over_orders(
                 if made.shared and made.bound < min(best.total, made.total) * (1 - enough) and not late():
                     best = min(best, choose(longer, True, math.inf), key=lambda each: each.total)
             except (OutOfWorkError, DiagnosticError):
-                closed = min(closed, bound)
+                closed = min(closed, of_all)
                 continue
-            heapq.heappush(heap, (max(bound, made.bound), tries, longer, made))
-    return replace(best, bound=min([best.total, closed, *(bound for bound, *_ in heap[:1])]))
+            above = max(of_all, made.bound_of_all)
+            heapq.heappush(heap, (max(bound, made.bound), tries, longer, made, above))
+    return replace(best, bound=min([best.total, closed, *(of_all for *_, of_all in heap)]))
 
 
 def _following(parent: PricedChoice[C], orders: Orders) -> list[Orders]:

@@ -117,41 +117,47 @@ class Place(Pass):
         """The layouts with the fewest bytes, by HiGHS alone where it is wanted."""
         end = time.monotonic() + seconds
         choose = LimitedPlacement(program)
-        relaxed: list[int] = []
         crowd = CrowdedMoves(program)
 
         def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> Chosen:
             wanted = replace(options, orders=orders, edges_apart=apart, moves=crowd.under(orders))
             if self.solver == "ortools":
-                return _chosen_alone(program, wanted, end)
-            placed, placement = place(program, wanted, partial(choose, cutoff=cutoff))
-            if placement.relaxed is not None:
-                relaxed.append(choose.proof(placement.relaxed).bound_bytes)
+                return _chosen_alone(program, wanted, end, total_of)
+            placed, placement = place(program, wanted, partial(choose, cutoff=cutoff), total_of)
             return Chosen(placed, placement, choose.proof(placement))
+
+        def received(made: Program) -> float:
+            return sum(options.calls.get(f.name, 1.0) * bytes_received(made, f).bytes for f in made.funcs)
+
+        def total_of(placed: Program) -> float:
+            return received(explicit_of(placed))
+
+        def bound(placement: LayoutSolution | None) -> float:
+            """With edges; the proof is of what is received without."""
+            if placement is None:
+                return math.inf
+            if placement.bound_bytes is None:
+                return choose.proof(placement).bound_bytes
+            return math.ceil(placement.bound_bytes - 1e-6)
 
         def priced(chosen: Chosen) -> PricedChoice[Chosen]:
             made = explicit_of(chosen.placed)
-            received = sum(options.calls.get(f.name, 1.0) * bytes_received(made, f).bytes for f in made.funcs)
-            bound = chosen.placement.bound_bytes  # with edges; the proof is of what is received without
-            least = chosen.proof.bound_bytes if bound is None else math.ceil(bound - 1e-6)
+            least, relaxed = bound(chosen.placement), bound(chosen.placement.relaxed)
             shared, learned = chosen.placement.shared_edges, crowd.learn(chosen.placement, made)
-            return PricedChoice(chosen, chosen.placed, made, round(received), least, shared, *learned)
-
-        def bounded(best: Chosen) -> Chosen:
-            return replace(best, proof=replace(best.proof, bound_bytes=min([best.proof.bound_bytes, *relaxed])))
+            return PricedChoice(chosen, chosen.placed, made, round(received(made)), least, shared, *learned, relaxed)
 
         first = under({})
         uneven = first.placement.moves_unevenly(program.mesh)
         if self.edges == "digits" or not (uneven or moves_at_edges(first.placed)):
-            if uneven:
-                first = replace(first, proof=replace(first.proof, bytes_received=int(priced(first).total)))
-            return bounded(first)
+            total = priced(first).total if uneven else first.proof.bytes_received
+            least = min(first.proof.bound_bytes, bound(first.placement.relaxed))
+            return replace(first, proof=PlacementProof(int(total), int(least)))
         best = best_over_orders(
             priced(first),
             lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
             late=lambda: choose.limit.exhausted or time.monotonic() > end,
         )
-        return bounded(replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound))))
+        return replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound)))
 
     def wanted(self, program: Program) -> Objective:
         """The chip and the calls. Raises where there is no such chip or function."""
@@ -204,14 +210,14 @@ class Chosen:
     proof: PlacementProof
 
 
-def _chosen_alone(program: Program, options: PlacementOptions, end: float) -> Chosen:
+def _chosen_alone(program: Program, options: PlacementOptions, end: float, total: Callable[[Program], float]) -> Chosen:
     """The layouts with the fewest bytes, by HiGHS alone."""
     from shardwright.cost.choosing.layout_program.solver import BytesProgram
     from shardwright.cost.integer_program.highs import import_solver
 
     import_solver()
     effort, problems = Effort(WorkLimit(MOST_ENTRIES), end), ProgramProblems(program)
-    placed, placement = place(program, options, lambda each: BytesProgram(problems.of(each), effort).solve())
+    placed, placement = place(program, options, lambda each: BytesProgram(problems.of(each), effort).solve(), total)
     least = (placement.relaxed or placement).bound_bytes
     received, bound = round(placement.bytes_received), math.ceil((least or 0.0) - 1e-6)
     return Chosen(placed, placement, PlacementProof(received, min(received, bound)))
@@ -232,12 +238,14 @@ def place(
     program: Program,
     options: PlacementOptions,
     choose: Callable[[PlacementOptions], LayoutSolution],
+    total: Callable[[Program], float] | None = None,
 ) -> tuple[Program, LayoutSolution]:
     """The program with its layouts filled in by `choose`, and how they were found.
 
     Where renames, splits and merges could not all keep indices on their chips under one order of digits, each of
     them in turn is barred from the splits it has, or has to leave its dimensions whole, and the cheapest of these
-    programs is taken: first among those with room for all digits, then, where few tries find none, among all.
+    programs is taken: first among those with room for all digits, then, where few tries find none, among all. What was
+    chosen first may agree without that room, and cost more than was counted; it is taken where its `total` is less.
     """
     first = choose(options)
     outcomes: dict[Barred, Outcome] = {}
@@ -257,8 +265,22 @@ def place(
         found = _without_conflict(program, options.barred_reshapes, outcome, first, orders, tries, whole=whole)
         if not isinstance(found, DiagnosticError):
             written, placement = found
-            return written, placement if placement is first else replace(placement, relaxed=first)
+            if placement is first:
+                return written, first
+            in_blocks = _written(program, first)
+            if total is not None and _agrees(in_blocks) and total(in_blocks) < total(written):
+                return in_blocks, first
+            return written, replace(placement, relaxed=first)
     raise found
+
+
+def _agrees(written: Program) -> bool:
+    """Tells whether one order of digits lets all renames, splits and merges keep every index on its chip."""
+    try:
+        ChooseDigitOrder(tied=True).run(written)
+    except DigitConflictError:
+        return False
+    return True
 
 
 Barred = frozenset[tuple[str, str, DimSplits | None]]
