@@ -118,8 +118,10 @@ class _FuncEdges:
         left = set(dict(func.overrides))
         for let, _ in lets(problem.program):
             match let.operation:
-                case Split(source=name) | Merge(target=name):
-                    left.add(name)
+                case Split(source=name) | Merge(target=name) if name in problem.options.orders:
+                    of.shared = True
+                    if not problem.options.edges_apart:
+                        left.add(name)
                 case _:
                     pass
         self.begun: Mapping[str, tuple[Order, ...]] = {
