@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from shardwright.cost.choosing.kernel_shares import structure_of
 from shardwright.cost.choosing.layout_problem import PlacementOptions
 from shardwright.cost.choosing.layout_program.cases import Case, Cases
 from shardwright.cost.choosing.layout_program.priced_graph import PricedGraph
+from shardwright.cost.choosing.layout_program.solver import Outcome, ProgramSolve
 from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
 from shardwright.cost.hardware.chips import load_chip
@@ -107,3 +109,15 @@ def test_bounds_of_all_cases_are_below_the_least_that_fits_and_rise(rows: int) -
             least_now = min(case.bound for case in level)
             assert bound - 1e-6 <= least_now <= wanted * (1 + 1e-6)
             bound = least_now
+
+
+def test_a_bound_is_of_the_time_without_what_decides_between_equal_times() -> None:
+    text = "mesh x=2 y=2\ndim B=8 E=16\nfunc f(p: B_xE_y, w: EF_y) -> BF_x {\n  return p @[E] w\n}\ndim F=8\n"
+    program = run_passes(load(Source("f", text)), (Decompose(), Cleanup()))
+    outcome = Outcome()
+    solve = ProgramSolve(
+        CHIP, CHIP.constants, structure_of(program), math.inf, end=time.monotonic() + 60.0, outcome=outcome
+    )
+    found = solve(ProgramProblems(program).of(PlacementOptions()))
+    assert outcome.solved
+    assert outcome.bound_ns < found.solution.cost == pytest.approx(outcome.bound_ns, rel=1e-5)

@@ -213,7 +213,8 @@ class _ProgramSolver(TimeSolver):
                 if each is not dive:
                     heapq.heappush(queue, (each.bound, count, each))
         least = min(unsolved, queue[0][0] if queue else math.inf, dive.bound if dive is not None else math.inf)
-        wanted.outcome.add(min(least, upper), self.problem)
+        # A bound of the time alone, without what decides between equal times.
+        wanted.outcome.add(min(least - self.tie * self.most_ties, upper), self.problem)
         return best
 
     def tried(self, case: Case, upper: float, most: float) -> tuple[GraphSolution | None, bool]:
