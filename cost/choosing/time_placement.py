@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import permutations
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from shardwright.cost.choosing.factor_graph import GraphSolution, improved
 from shardwright.cost.choosing.factors import FORBIDDEN, TableFactor
 from shardwright.cost.choosing.kernel_shares import Structure
+from shardwright.cost.choosing.last_moves import Edge, slices_free, stopping, with_stops
 from shardwright.cost.choosing.layout_codes import SOFTMAX, SUM, Codes, local_elements
 from shardwright.cost.choosing.layout_problem import (
     Entry,
@@ -33,6 +34,7 @@ from shardwright.cost.choosing.layout_problem import (
 )
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.layouts import Moves, collective_seconds, links_of, seconds_of
+from shardwright.cost.choosing.memory_prices import MemoryPrices
 from shardwright.cost.choosing.placement import Rows, Solver
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
@@ -60,26 +62,6 @@ _ENOUGH = 2e-4
 
 _STEP = 1e-3
 """Nanoseconds for each communicating step: what decides between equal times."""
-
-
-@dataclass(frozen=True)
-class MemoryPrices:
-    """Nanoseconds for each byte on a chip: `byte_ns` of weights and state, `dear_ns` of those in `dear`, `live_ns` of
-    any other value, though not all are live at once. Only what is found with `byte_ns` alone gives a bound; the
-    others find choices that take less memory."""
-
-    byte_ns: float = 0.0
-    live_ns: float = 0.0
-    dear: frozenset[str] = frozenset()
-    dear_ns: float = 0.0
-
-    def of_kept(self, name: str) -> float:
-        """The price of the bytes of a weight or a state value."""
-        return self.dear_ns if name in self.dear else self.byte_ns
-
-    def of(self, node: ValueNode) -> float:
-        """The price of a value's bytes."""
-        return self.of_kept(node.name) if node.func is None else self.live_ns
 
 
 class TimeSolver(Solver):
@@ -210,20 +192,33 @@ class TimeSolver(Solver):
         return None if named in self.structure.moved else self.standing(node)
 
     def last_moves(self, node: ValueNode, costs: Floats) -> tuple[Floats, ...]:
-        """A kernel in the same body computes a slice itself that it reads, but of a product's kernel."""
+        """A kernel in the same body computes a slice itself that it reads, but of a product's kernel; also of what the
+        value is on the way, such as whole."""
+        if (sliced := self.sliced_within(node, costs)) is None:
+            return ()
+        stops = with_stops(costs, sliced[0])
+        return tuple(stops if each else costs for each in sliced[1])
+
+    def edges(self, node: ValueNode, costs: Floats, choice: Sequence[int]) -> list[Edge]:
+        made, sliced = self.chosen_edges(node, costs, choice), self.sliced_within(node, costs)
+        return made if sliced is None else stopping(made, costs, *sliced, [choice[v] for _, v, _ in node.uses])
+
+    def chosen_edges(self, node: ValueNode, costs: Floats, choice: Sequence[int]) -> list[Edge]:
+        """A value's movements as they are counted, without the layouts by way of which last ones go."""
+        return super().edges(node, costs, choice)
+
+    def sliced_within(self, node: ValueNode, costs: Floats) -> tuple[Floats, list[bool]] | None:
+        """The costs of moves into kernels that compute slices themselves, and which uses are by such; None without."""
         mesh, (_, body) = self.problem.program.mesh, node.body
         inside = [
             at in self.statements and at[1][:-1] == body and reads_within(self.statements[at], number, mesh)
             for (at, number), _, _ in node.uses
         ]
         if (node.body, node.name) in self.structure.after or not any(inside):
-            return ()
+            return None
         group = node.group.root()
-        _, steps, seconds = self.moves[group]
         digits = self.coding.digits(group.codes)[:, [size > 1 for size in mesh.values()]]
-        padded = ((digits[:, None, :] != SUM) & (digits[None, :, :] == SUM)).any(axis=2)
-        sliced = np.where(np.isfinite(seconds) & (steps == 0) & ~padded, 0.0, costs)
-        return tuple(sliced if each else costs for each in inside)
+        return slices_free(costs, self.moves[group], digits == SUM), inside
 
     @cached_property
     def views(self) -> list[tuple[ValueNode, int]]:

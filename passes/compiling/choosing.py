@@ -14,9 +14,10 @@ from shardwright.cost.choosing.layout_program.exclusions import ExcludedChoice
 from shardwright.cost.choosing.layout_program.solver import Outcome, ProgramSolve
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import most_entries
+from shardwright.cost.choosing.memory_prices import MemoryPrices
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.choosing.program_problems import ProgramProblems
-from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
+from shardwright.cost.choosing.time_placement import NANOSECONDS, TimeSolver
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.integer_program.highs import import_solver
 from shardwright.cost.movements.movement import duration_text

@@ -18,10 +18,11 @@ from shardwright.cost.choosing.factors import FORBIDDEN, Costs, TableFactor
 from shardwright.cost.choosing.layout_problem import PlacementOptions, ValueNode, Within
 from shardwright.cost.choosing.layout_solution import Effort
 from shardwright.cost.choosing.limited_placement import PlacementProof, most_entries
+from shardwright.cost.choosing.memory_prices import MemoryPrices
 from shardwright.cost.choosing.placement import Solver
 from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.remainder import Remainder
-from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
+from shardwright.cost.choosing.time_placement import NANOSECONDS, TimeSolver
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.placements import with_placements

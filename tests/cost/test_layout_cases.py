@@ -16,8 +16,9 @@ from shardwright.cost.choosing.layout_problem import PlacementOptions
 from shardwright.cost.choosing.layout_program.cases import Case, Cases
 from shardwright.cost.choosing.layout_program.priced_graph import PricedGraph
 from shardwright.cost.choosing.layout_program.solver import Outcome, ProgramSolve
+from shardwright.cost.choosing.memory_prices import MemoryPrices
 from shardwright.cost.choosing.program_problems import ProgramProblems
-from shardwright.cost.choosing.time_placement import NANOSECONDS, MemoryPrices, TimeSolver
+from shardwright.cost.choosing.time_placement import NANOSECONDS, TimeSolver
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.diagnostics import Source
 from shardwright.passes.compiling.cleanup import Cleanup

@@ -21,8 +21,9 @@ from shardwright.cost.choosing.layout_program.exclusions import ExcludedChoice, 
 from shardwright.cost.choosing.layout_program.formulation import Formulation
 from shardwright.cost.choosing.layout_program.memory_rows import MemoryRows
 from shardwright.cost.choosing.layout_solution import LayoutSolution
+from shardwright.cost.choosing.memory_prices import MemoryPrices
 from shardwright.cost.choosing.program_problems import ProgramProblems
-from shardwright.cost.choosing.time_placement import MemoryPrices, TimeSolver
+from shardwright.cost.choosing.time_placement import TimeSolver
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.cost.programs.memory import memory_of
 from shardwright.ir.diagnostics import Source

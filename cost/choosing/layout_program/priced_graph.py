@@ -10,8 +10,9 @@ import numpy as np
 
 from shardwright.cost.choosing.factor_graph import FactorGraph
 from shardwright.cost.choosing.factors import Factor, TableFactor
+from shardwright.cost.choosing.memory_prices import MemoryPrices
 from shardwright.cost.choosing.remainder import Remainder
-from shardwright.cost.choosing.time_placement import Floats, MemoryPrices, TimeSolver
+from shardwright.cost.choosing.time_placement import Floats, TimeSolver
 
 
 class PricedGraph:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shardwright.cost.choosing.factor_graph import GraphSolution
 from shardwright.cost.choosing.factors import TreeFactor
 from shardwright.cost.choosing.kernel_shares import Structure
+from shardwright.cost.choosing.last_moves import Edge
 from shardwright.cost.choosing.layout_problem import LayoutProblem, UsesTree, ValueNode
 from shardwright.cost.choosing.layout_program.candidates import Candidates, narrowed, possible_moves
 from shardwright.cost.choosing.layout_program.cases import Case, Cases
@@ -28,8 +29,9 @@ from shardwright.cost.choosing.layout_program.formulation import Formulation
 from shardwright.cost.choosing.layout_program.memory_rows import MemoryRows
 from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import MOST_ENTRIES
+from shardwright.cost.choosing.memory_prices import MemoryPrices
 from shardwright.cost.choosing.placement import Solver
-from shardwright.cost.choosing.time_placement import Floats, MemoryPrices, TimeSolver
+from shardwright.cost.choosing.time_placement import Floats, TimeSolver
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
@@ -277,11 +279,11 @@ class _ProgramSolver(TimeSolver):
         kept = [node for node in self.problem.nodes if node.func is None]
         return sum(float(self.device_bytes(node)[self.choices[node.home]].min()) for node in kept)
 
-    def edges(self, node: ValueNode, costs: Floats, choice: Sequence[int]) -> list[tuple[int, int]]:
+    def chosen_edges(self, node: ValueNode, costs: Floats, choice: Sequence[int]) -> list[Edge]:
         """As the flow has them."""
         if node in self.edges_of:
             return self.edges_of[node]
-        return super().edges(node, costs, choice)
+        return super().chosen_edges(node, costs, choice)
 
 
 # ---------------------------------------------------------------- HiGHS alone
