@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
@@ -19,7 +20,11 @@ Spec = jax.sharding.PartitionSpec
 
 
 def told_of_jax(
-    function: Callable[..., Any], shapes: Sequence[tuple[int, ...]], *specs: Any, mesh: tuple[int, ...]
+    function: Callable[..., Any],
+    shapes: Sequence[tuple[int, ...]],
+    *specs: Any,
+    mesh: tuple[int, ...],
+    results: Any = None,
 ) -> list[str]:
     """Faults of a function that XLA partitions, whose numbers are held against one device's before."""
     axes, devices = "ab"[: len(mesh)], jax.devices()[: math.prod(mesh)]
@@ -29,7 +34,8 @@ def told_of_jax(
     args = [
         jax.device_put(array, jax.sharding.NamedSharding(grid, spec)) for array, spec in zip(whole, specs, strict=True)
     ]
-    jitted = jax.jit(function)
+    shardings = jax.tree.map(partial(jax.sharding.NamedSharding, grid), results)
+    jitted = jax.jit(function, out_shardings=shardings)
     for result, wanted in zip(*map(jax.tree.leaves, (jitted(*args), jax.jit(function)(*whole))), strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
     return [fault.reason for fault in explain(jitted, args=args).functions[0].faults]
@@ -86,3 +92,17 @@ def test_keys_of_fewer_heads_than_devices_are_not_accused(
     shapes = [(4, 8, 32), (32, heads * size), (32, keys * size), (heads * size, 32)]
     columns, rows = Spec(None, ("a", "b")), Spec(("a", "b"))
     assert told_of_jax(function, shapes, Spec(), columns, columns, rows, mesh=(2, 4)) == []
+
+
+def recurrent(x: Any, w: Any, u: Any) -> Any:
+    """A scan over positions whose state is zeros before the first."""
+
+    def step(h: Any, t: Any) -> Any:
+        return (jnp.tanh(t @ w + h @ u) / 8,) * 2
+
+    return jax.lax.scan(step, jnp.zeros((8, 64)), jnp.swapaxes(x, 0, 1))
+
+
+def test_products_of_zeros_that_a_loop_begins_with_are_not_accused() -> None:
+    specs, results = (Spec("a"), Spec("b"), Spec("b", "a")), (Spec("a"), Spec(None, "b"))
+    assert told_of_jax(recurrent, [(8, 12, 32), (32, 64), (64, 64)], *specs, mesh=(4, 2), results=results) == []

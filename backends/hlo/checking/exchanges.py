@@ -44,12 +44,12 @@ class ExchangeStep(CheckedInstruction):
         return groups_of(self.instruction, self.devices)
 
     def _doubtful(self, state: State, groups: Groups) -> bool:
-        return state.constant or state.elastic or any(varies(table, groups) for table in state.open)
+        return state.constant or state.zero or state.elastic or any(varies(table, groups) for table in state.open)
 
     def summed(self, state: State, groups: Groups, kind: str | None) -> State:
         """The state after a reduction over groups."""
-        if kind is None or state.constant or len(groups) == 0:
-            return self._equalled(state, groups)
+        if kind is None or state.constant or state.zero or len(groups) == 0:
+            return self._equalled(state, groups).but(zero=state.zero)
         doubt = self._doubtful(state, groups)
         name = {"add": "sums", "maximum": "takes the maximum of", "minimum": "takes the minimum of"}[kind]
         over = self.checker.axes(groups)
