@@ -256,6 +256,23 @@ def test_rows_looked_up_in_other_blocks() -> None:
     assert told_of_eight(permuted, *lines) == ["looks rows up along x in other blocks than theirs"]
 
 
+@pytest.mark.parametrize("last", [f"all-reduce(%put), {COLUMNS}", "tanh(%put)"])
+def test_rows_added_to_zeros_at_as_many_places_as_there_are_rows(last: str) -> None:
+    """They may be blocks of one dimension, or tokens at the places of experts, whose sum is still to be made."""
+    scattered = "update_window_dims={1}, inserted_window_dims={0,1}, scatter_dims_to_operand_dims={0,1}"
+    lines = [
+        f"%r = f32[8,16] all-reduce(%h), {ROWS}",
+        "%zero = f32[] constant(0)",
+        "%zeros = f32[3,8,16] broadcast(%zero), dimensions={}",
+        "%expert = f32[8,1] slice(%r), slice={[0:8], [0:1]}",
+        "%which = s32[8,1] convert(%expert)",
+        "%place = s32[8,1] iota(), iota_dimension=0",
+        "%at = s32[8,2] concatenate(%which, %place), dimensions={1}",
+        f"%put = f32[3,8,16] scatter(%zeros, %at, %r), {scattered}, index_vector_dim=1, to_apply=%add",
+    ]
+    assert told(*lines, f"ROOT %t = f32[3,8,16] {last}") == []
+
+
 @pytest.mark.parametrize(("reshape", "reasons"), [("<=[8]", []), ("<=[2,4]T(1,0)", 1)])
 def test_rows_taken_by_the_device_s_number(reshape: str, reasons: int | list[str]) -> None:
     """Two devices each take the same four rows: the number of a device is shifted and multiplied."""

@@ -289,6 +289,8 @@ class ContractionStep(CheckedInstruction):
         looked_up = {t for at in range(len(operand.dims)) if at not in window for t in operand.split(at)}
         away = frozenset(t for t in operand.open | updates.open | indices.open if not decided_by(t, looked_up))
         kind = self.reduction()
+        added = operand.zero and kind == "add"
+        soft = operand.soft | updates.soft
         own = rows & own_split
         if len(self.numbers("scatter_dims_to_operand_dims")) > 1 and rows - own:  # each row at its own index
             like = [part for part, dim in zip(indices.parts(), indices.dims, strict=True) if self._differ(part) and dim]
@@ -298,14 +300,17 @@ class ContractionStep(CheckedInstruction):
             ]  # fmt: skip
             if len(like) == 1 and same:
                 parts[same[0]] = like[0]
+                if added:  # or addends of as many indices, of which the program may have its own for each row
+                    soft |= {where for (_, where, _), _ in like[0] if where is not None}
             else:
                 away |= rows
             rows = own
         rows -= own
-        added = operand.zero and kind == "add"
         if added or (not rows and not updates.partial and not operand.partial):
             partial = updates.partial | {("add", t) for t in rows} if added else frozenset[tuple[str, Table]]()
-            return assembled(parts, hidden, open=away, partial=partial, elastic=operand.elastic and not operand.zero)
+            elastic = operand.elastic and not operand.zero
+            made = assembled(parts, hidden, open=away, partial=partial, elastic=elastic)
+            return made.but(soft=soft & made.coordinates)
         if operand.partial == updates.partial and not rows:
             return assembled(parts, hidden, open=away, partial=operand.partial)
         away |= rows | {t for s in states for _, t in s.partial} | {ranked(t) for t in hidden.values()}
