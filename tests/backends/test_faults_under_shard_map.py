@@ -37,6 +37,29 @@ def test_a_sum_over_the_wrong_axis_that_somebody_wrote(axis: str, after: Callabl
     assert reasons == ([] if axis == "b" else [used if after is jnp.tanh else waits])
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("reduces", [True, False])
+def test_a_sum_that_is_left_out_between_layers(layers: int, reduces: bool) -> None:
+    """What each device has summed meets the columns of the next layer's weight that are its own."""
+
+    def layer(x: Any, weights: Any) -> Any:
+        y = jnp.tanh(x @ weights[0]) @ weights[1]
+        return (jax.lax.psum(y, "b") if reduces else y), None
+
+    def function(x: Any, w: Any, v: Any) -> Any:
+        return jax.lax.scan(layer, x, (w, v))[0] if layers > 1 else layer(x, (w[0], v[0]))[0] @ w[0]
+
+    mesh = jax.sharding.AbstractMesh((2, 4), ("a", "b"))
+    specs, result = (Spec("a"), Spec(None, None, "b"), Spec(None, "b")), Spec("a") if layers > 1 else Spec("a", "b")
+    args = [
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=jax.sharding.NamedSharding(mesh, spec))
+        for shape, spec in zip([(16, 16), (layers, 16, 32), (layers, 32, 16)], specs, strict=True)
+    ]
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=result, check_vma=False)
+    reasons = {fault.reason for fault in explain(mapped, "cpu", args=args).functions[0].faults}
+    assert reasons == (set() if reduces else {"takes blocks along b of a sum over b that is still to be made"})
+
+
 ROWS_OVER_A, COLUMNS_OVER_A, BOTH = Spec("a"), Spec(None, "a"), Spec("a", "b")
 
 

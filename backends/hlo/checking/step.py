@@ -72,9 +72,11 @@ class CheckedInstruction:
     def fitting(self, value: Value) -> Value:
         """A rule's result, unknown where it has not the instruction's extents."""
         types, leaves = leaf_types(self.instruction.type), leaves_of(value)
-        reason = next(filter(None, map(self._mixed, leaves)), None) if self.instruction.opcode not in PASSING else None
+        made = leaves if self.instruction.opcode not in PASSING else []
+        waits, mixed = (next(filter(None, map(rule, made)), None) for rule in (self._parts_of_a_sum, self._mixed))
+        reason = waits or mixed
         if reason:
-            self.fault(reason, by_block=True)
+            self.fault(reason, by_block=waits is None or self.checker.has_rings)
         if reason or any(map(self._is_doubtful, leaves)):
             return self.checker.unknown(self.instruction.type)
         if len(types) == len(leaves) and all(s.shape == shape_of(t) for s, t in zip(leaves, types, strict=True)):
@@ -83,15 +85,18 @@ class CheckedInstruction:
             return value
         return self.checker.unknown(self.instruction.type)
 
-    def _mixed(self, state: State) -> str | None:
-        """Why no device holds what it should: blocks and addends along the same axis, or blocks of two dimensions."""
+    def _parts_of_a_sum(self, state: State) -> str | None:
+        """Why no reduction makes the value whole: devices have other blocks of it where they have addends."""
         if state.open or state.elastic or state.constant:
             return None
-        split = {t: where for where, table in state.starts if differs(table) for t in prime_tables(table)}
-        addends = state.sums & {*split}
-        if addends:
-            along = self.checker.along(addends)
-            return f"takes blocks along {along} of a sum over {along} that is still to be made"
+        addends = state.sums & {t for _, table in state.starts if differs(table) for t in prime_tables(table)}
+        along = self.checker.along(addends)
+        return f"takes blocks along {along} of a sum over {along} that is still to be made" if addends else None
+
+    def _mixed(self, state: State) -> str | None:
+        """Why no device holds what it should: blocks of two dimensions along the same axis."""
+        if state.open or state.elastic or state.constant:
+            return None
         firm, soft = self._split(state)
         twice = dependent(firm) or next(filter(None, (dependent([*firm, each]) for each in soft)), list[Table]())
         if twice:
