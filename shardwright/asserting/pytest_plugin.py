@@ -84,7 +84,7 @@ class _Locks:
         self.collected = getattr(node, "workeroutput", {}).get(_COLLECTED) or self.collected
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.worker is not None:
             if self.worker.workerinput["workerid"] == "gw0":  # all collect the same
                 self.worker.workeroutput[_COLLECTED] = self.collected
@@ -97,6 +97,7 @@ class _Locks:
                     self.said.append(error.render())
                 except OSError as error:
                     self.said.append(f"{path}: not written: {error.strerror}")
+                    session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
     def _finish(self, path: Path, lock: Lock) -> None:
         """Writes a lock file, or names its entries that no test asserts."""

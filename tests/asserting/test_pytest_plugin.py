@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 CONFTEST = """
+import os
+
 import shardwright.explaining.explain
+from shardwright.asserting import pytest_plugin
 from shardwright.explaining.reports import CollectiveReport, Explanation, FunctionReport
 
 
@@ -23,7 +26,13 @@ def explain(function, target, mesh, args):
     return Explanation(target or "cpu", (FunctionReport("step", tuple(made)),))
 
 
+def not_written(path, entries):
+    raise OSError(30, "Read-only file system", str(path))
+
+
 shardwright.explaining.explain.explain = explain
+if "READ_ONLY" in os.environ:
+    pytest_plugin.write_lock = not_written
 """
 TESTS = """
 import os
@@ -256,3 +265,11 @@ def test_the_plugin_is_light() -> None:
         "shardwright.asserting.pytest_plugin", "shardwright.ir", "shardwright.ir.diagnostics",
         "shardwright.ir.whole_files",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_file_that_cannot_be_written_fails_the_session(session: Session, tmp_path: Path, workers: str) -> None:
+    status, printed = session("--update-collectives", "-n", workers, READ_ONLY="1")
+    lock = tmp_path / "tests" / "collectives.lock"
+    assert (status, summary(printed)) == (1, [f"{lock}: not written: Read-only file system"])
+    assert session("-k", "text", "-n", workers, READ_ONLY="1")[0] == 0
