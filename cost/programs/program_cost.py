@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shardwright.cost.hardware.chips import Chip, PricedBy
@@ -15,7 +15,7 @@ from shardwright.cost.kernels.work import Work, steps_of, works_in
 from shardwright.cost.programs.memory import MemoryUse, memory_of
 from shardwright.cost.programs.schedule import KernelTiming, added_seconds, happenings
 from shardwright.ir.ops import Contract, Grouped, Lookup
-from shardwright.ir.program import Func, Program
+from shardwright.ir.program import Func, Program, Value
 from shardwright.ir.walk import lets, names_read
 
 
@@ -150,17 +150,34 @@ def model_size(program: Program, func: Func) -> tuple[int, int]:
     """How many tokens a call works on, and how many parameters there are.
 
     Parameters are the elements of the weights that the function reads, or of a program that declares none, of the
-    arguments after the first that it reads. Tokens are numbered by the dimensions of the first argument that no weight
-    has. Of a product of several matrices only the share counts that one token meets: of a grouped product the matrices
-    that it chooses; of a batched one, as over the slots of experts, the share of tokens that each matrix gets.
+    other arguments that it reads. Tokens are numbered by the dimensions of the first argument that these have not, or
+    where it has none, as where a function of JAX takes its weights first, of the first that keeps one in a result. Of a
+    product of several matrices only the share counts that one token meets: of a grouped product the matrices that it
+    chooses; of a batched one, as over the slots of experts, the share of tokens that each matrix gets.
     """
-    weights, read = program.weights or func.params[1:], names_read(func.body)
-    named = {name for value in weights for name in value.type.names}
-    first = func.params[0].type.dims if func.params else ()
-    numbers = {dim.name: dim.size for dim in first if dim.name not in named}
+    read = names_read(func.body)
+    data = func.params[0] if program.weights and func.params else _data(func)
+    weights = program.weights or [value for value in func.params if value is not data]
+    numbers = _own(data, weights) if data else {}
     met = _met(program, func, numbers)
     parameters = sum(round(v.shape.elements * met.get(v.name, 1.0)) for v in weights if v.name in read)
     return math.prod(numbers.values()), parameters
+
+
+def _data(func: Func) -> Value | None:
+    """The argument that holds the tokens where the others are weights."""
+    kept = {name for result in func.results for name in result.names}
+    for value in func.params:
+        own = _own(value, [other for other in func.params if other is not value])
+        if own and (value is func.params[0] or kept & {*own}):
+            return value
+    return func.params[0] if func.params else None
+
+
+def _own(value: Value, others: Iterable[Value]) -> dict[str, int]:
+    """The sizes of the dimensions of a value that no other has."""
+    named = {name for other in others for name in other.type.names}
+    return {dim.name: dim.size for dim in value.type.dims if dim.name not in named}
 
 
 def _met(program: Program, func: Func, tokens: Mapping[str, int]) -> dict[str, float]:

@@ -98,6 +98,16 @@ def test_the_feedforward_layer_of_the_paper_in_two_dimensions() -> None:
     assert found.mfu == pytest.approx(2 * 2 * E * F * 512 / (64 * 2.75e14 * found.time_s))
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_tokens_of_arguments_in_any_order(order: tuple[int, ...]) -> None:
+    """A function of JAX has its weights before the activations, which alone have dimensions of their own."""
+    listed = ("x: f32 BE", "w: f32 EF", "v: f32 FE")
+    taken = ", ".join(listed[at] for at in order)
+    text = f"mesh x=2\ndim B=8 E=16 F=32\nfunc f({taken}) -> f32 BE {{ return tanh(x @ w) @ v }}"
+    found = cost(text)
+    assert (found.tokens, found.parameters) == (8, 2 * 16 * 32)
+
+
 def test_calibrated_constants_are_the_chips_own() -> None:
     calibrated = load_chip("tpu-v4")
     assert calibrated.calibrated is not None
