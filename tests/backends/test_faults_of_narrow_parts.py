@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from shardwright import explain
+from shardwright.backends.hlo.faults import faults_of
+from shardwright.backends.hlo.module import parse
 
 jax = cast(Any, import_module("jax"))
 jnp = cast(Any, import_module("jax.numpy"))
@@ -46,3 +48,33 @@ def test_a_row_of_each_device_written_at_its_own_place(rows: int) -> None:
 def test_blocks_of_a_dimension_that_is_stacked_and_merged() -> None:
     """Which of the two arrays a device has says its place as well as the block does."""
     assert told(lambda x: jnp.stack([x, -x]).reshape(32, 16), (16, 16), Spec("a"), Spec("a")) == []
+
+
+WINDOWS = """HloModule windows, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: f32[1]) -> f32[32] {
+  %x = f32[1]{0} parameter(0), sharding={devices=[8]<=[8]}
+  %one = f32[] reshape(%x)
+  %four_times = f32[4]{0} broadcast(%one), dimensions={}
+  %all = f32[32]{0} all-gather(%four_times), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
+  %zero = f32[] constant(0)
+  %padded = f32[39]{0} pad(%all, %zero), padding=7_0
+  %device = u32[] partition-id()
+  %held = u32[] constant(4)
+  %first = u32[] multiply(%device, %held)
+  %own = f32[11]{0} dynamic-slice(%padded, %first), dynamic_slice_sizes={11}
+  %sums = f32[4]{0} reduce-window(%own, %zero), window={size=8}, to_apply=%add
+  ROOT %result = f32[32]{0} all-gather(%sums), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
+}
+"""
+
+
+def test_windows_of_repeated_rows_that_are_padded_differ() -> None:
+    """As the cumulative sums of how many tokens each expert has, gathered of devices that have some experts each."""
+    assert faults_of(parse(WINDOWS), {"a": 8}) == []

@@ -397,7 +397,10 @@ class ShapeStep(CheckedInstruction):
                 dims.append(dim if extent(dim) == n else any_digit(n))
                 continue
             _, where, steps = dim[-1]
-            if low and where is not None and isinstance(steps, int):  # what was first lies further on
+            if where is None:  # repeated indices, behind others they are not alike
+                dims.append(whole_digit(n))
+                continue
+            if low and isinstance(steps, int):  # what was first lies further on
                 starts[where] = plus(starts.get(where, (0,) * self.devices), (low,) * self.devices, -steps)
             dims.append([(n, dim[0][1], steps)])
         starts = {where: plus(t, (-min(t),) * len(t)) if min(t) < 0 else t for where, t in starts.items()}
