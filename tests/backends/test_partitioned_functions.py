@@ -106,3 +106,18 @@ def recurrent(x: Any, w: Any, u: Any) -> Any:
 def test_products_of_zeros_that_a_loop_begins_with_are_not_accused() -> None:
     specs, results = (Spec("a"), Spec("b"), Spec("b", "a")), (Spec("a"), Spec(None, "b"))
     assert told_of_jax(recurrent, [(8, 12, 32), (32, 64), (64, 64)], *specs, mesh=(4, 2), results=results) == []
+
+
+def depthwise(x: Any, kernel: Any) -> Any:
+    """A causal convolution of each channel by itself."""
+    numbers = ("NLC", "LIO", "NLC")
+    return jax.lax.conv_general_dilated(x, kernel, (1,), [(3, 0)], dimension_numbers=numbers, feature_group_count=8)
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_convolutions_of_one_channel_on_each_device_are_not_accused(gradient: bool) -> None:
+    """Their count of groups, which is one on each device, is not in the text."""
+    function = jax.grad(lambda *args: (depthwise(*args) ** 2).sum(), (0, 1)) if gradient else depthwise
+    channels = Spec(None, None, "a")
+    results = (channels, channels) if gradient else channels
+    assert told_of_jax(function, [(4, 32, 8), (4, 1, 8)], channels, channels, mesh=(8,), results=results) == []

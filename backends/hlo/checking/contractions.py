@@ -150,8 +150,12 @@ class ContractionStep(CheckedInstruction):
         a, b = self.states
         of = convolution_dims(self.computation, self.instruction)
         grouped = re.search(r"(?:feature|batch)_group_count=([2-9]|\d\d+)", self.text)
-        if grouped and (a.split(of.left.index("f")) or b.split(of.right.index("i"))):
+        features, inputs = a.split(of.left.index("f")), b.split(of.right.index("i"))
+        outputs = b.split(of.right.index("o"))
+        if grouped and (features or inputs):
             return self.opaque()
+        if of.windows and features and not inputs and all(decided_by(table, outputs) for table in features):
+            return self.opaque()  # each device has one group of features, whose count is left out
         own, batch, summed = (of.batch, "f" + of.summed, "b" + of.of_left), len(of.batch), 1 + len(of.summed)
         theirs = (of.batch, "i" + of.summed, "o" + of.of_right)
         pairs = ([*range(batch)], [*range(batch)]), ([*range(batch, batch + summed)], [*range(batch, batch + summed)])
