@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.backends.hlo.checking.control import has_rings
 from shardwright.backends.hlo.checking.dimensions import joint
+from shardwright.backends.hlo.checking.reshaping import has_reshapes
 from shardwright.backends.hlo.checking.rules import RULES, InstructionStep
 from shardwright.backends.hlo.checking.step import PASSING
 from shardwright.backends.hlo.checking.values import (
@@ -70,6 +71,7 @@ class Checker:
         self.known = _device_digits(self.module)
         self.apart = tuple(range(self.devices))
         self.has_rings = has_rings(self.module)
+        self.has_reshapes = has_reshapes(self.module)
         self.is_tiled = is_tiled(self.module)
         entry = self.module.computations[self.module.entry]
         arguments = [i for i in entry.instructions.values() if i.opcode == "parameter"]

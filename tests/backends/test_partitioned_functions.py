@@ -65,12 +65,15 @@ def test_right_programs_are_not_accused(function: Callable[..., Any], mesh: tupl
     assert told_of_jax(function, [(24, 24)], spec, mesh=mesh) == []
 
 
-def grouped_attention(heads: int, keys: int, size: int, *, repeats: bool) -> Callable[..., Any]:
-    """Attention of heads of queries to fewer heads of keys, which are repeated, or meet them group by group."""
+def grouped_attention(heads: int, keys: int, size: int, form: str) -> Callable[..., Any]:
+    """Attention of heads of queries to fewer heads of keys, which are repeated or tiled, or meet them in groups."""
 
     def function(x: Any, wq: Any, wk: Any, wo: Any) -> Any:
         k = (x @ wk).reshape(4, 8, keys, size)
-        k = jnp.repeat(k, heads // keys, 2) if repeats else k
+        if form == "repeated":
+            k = jnp.repeat(k, heads // keys, 2)
+        elif form == "tiled":
+            k = jnp.tile(k, (1, 1, heads // keys, 1))
         q = (x @ wq).reshape(4, 8, k.shape[2], -1, size)
         p = jax.nn.softmax(jnp.einsum("btkgd,bskd->bkgts", q, k))
         return jnp.einsum("bkgts,bskd->btkgd", p, k).reshape(4, 8, heads * size) @ wo
@@ -78,14 +81,14 @@ def grouped_attention(heads: int, keys: int, size: int, *, repeats: bool) -> Cal
     return function
 
 
-@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("form", ["repeated", "tiled", "grouped"])
 @pytest.mark.parametrize("gradient", [True, False])
-@pytest.mark.parametrize(("heads", "keys", "size"), [(6, 2, 8), (12, 4, 8), (8, 2, 16), (4, 2, 4)])
+@pytest.mark.parametrize(("heads", "keys", "size"), [(6, 2, 8), (12, 4, 8), (12, 3, 8), (8, 2, 16), (4, 2, 4)])
 def test_keys_of_fewer_heads_than_devices_are_not_accused(
-    heads: int, keys: int, size: int, gradient: bool, repeats: bool
+    heads: int, keys: int, size: int, gradient: bool, form: str
 ) -> None:
     """A device has one head of keys or a part of one, a dimension of extent 1 of which no reshape leaves a trace."""
-    function = grouped_attention(heads, keys, size, repeats=repeats)
+    function = grouped_attention(heads, keys, size, form)
     if gradient:
         attended = function
         function = jax.grad(lambda *args: (attended(*args) ** 2).sum(), (0, 1, 2, 3))

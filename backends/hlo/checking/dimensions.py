@@ -145,7 +145,8 @@ class Joint:
     coordinates that turned out to be dimensions of extent 1. `clash` is the first pair that holds different blocks,
     `along` the tables along which pairs do; `unknown` tells that digits do not compare. A clash is `doubtful` between
     soft coordinates: dimensions of extent 1 may have been left out beside both, as one head of keys beside several of
-    queries. `placed` are the ranks of hidden coordinates of one operand that the other one shows as inner blocks.
+    queries. `placed` are the ranks of hidden coordinates of one operand that the other one shows as inner
+    blocks, or soft ones as outer.
     """
 
     a: State
@@ -262,6 +263,7 @@ def _with_outer(one: Place, other: Place, made: Joint, soft: tuple[bool, bool]) 
             return mine
         shown = theirs.blocks
         placed = {t for t in theirs_whole.hidden if shown and _numbered((shown, t)) == mine.blocks}
+        placed |= {t for t in theirs_whole.detached if shown and _numbered((t, shown)) == mine.blocks}
         if placed:
             made.placed |= placed
             return mine

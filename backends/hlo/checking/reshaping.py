@@ -7,16 +7,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.backends.hlo.checking.dimensions import parted_digit
+from shardwright.backends.hlo.module import HloModule
 from shardwright.backends.hlo.states import Digit, State, extent, placed, stride
 from shardwright.backends.hlo.tables import plus
 
+RESHAPES = ("reshape", "tile", "squeeze", "split")
+"""Operations of JAX that part dimensions or leave some out."""
 
-def reshaped(state: State, shape: Sequence[int]) -> State | None:
-    """The state under another shape; None where a digit's steps do not go on across the new dimensions."""
+
+def has_reshapes(module: HloModule) -> bool:
+    """Tells whether a program itself may have parted a dimension: not where JAX names the operations, none of which
+    does. Only of a program's own reshapes may there be a dimension of extent 1 that is left out unseen."""
+    every = (i.op_name for each in module.computations.values() for i in each.instructions.values())
+    named = {name.rpartition("/")[2] for name in every if name.startswith("jit(")}
+    return not named or any(name in RESHAPES for name in named)
+
+
+def reshaped(state: State, shape: Sequence[int], *, by_program: bool = True) -> State | None:
+    """The state under another shape; None where a digit's steps do not go on across the new dimensions. `by_program`
+    tells that it may be the program's own reshape, whose dimensions of extent 1 the compiler has left out."""
     target = list(shape)
     if target == list(state.shape):
         return state
-    dims, soft, at = list[list[Digit]](), set(state.soft), 0
+    dims, beside, at = list[list[Digit]](), set[int | None](), 0
     for taken, made in _aligned(state.shape, target):
         source, extents = state.dims[at : at + taken], target[len(dims) : len(dims) + made]
         new_one = bool(dims) and target[len(dims) - 1] == 1 and (at == 0 or state.shape[at - 1] != 1)
@@ -32,19 +45,20 @@ def reshaped(state: State, shape: Sequence[int]) -> State | None:
         for place, one in zip(places, ones, strict=True):
             dealt[place] = list(one)
         for i, dim in enumerate(dealt):
-            left_out = extents[i - 1] == 1 and not dealt[i - 1] if i else new_one
-            if left_out and dim and extents[i] > 1:
-                soft.update(where for _, where, _ in _leading(dim) if where is not None)
+            follows = extents[i - 1] == 1 and not dealt[i - 1] if i else new_one
+            if follows and dim and extents[i] > 1:
+                beside.update(where for _, where, _ in _leading(dim))
         dims.extend(dealt)
     if sum(n > 1 for n in target) > sum(n > 1 for n in state.shape):  # of two reshapes, the first may have had it
-        soft.update(where for _, where, _ in _leading(dims[-1]) if where is not None)
-    soft -= _inner(dims)
+        beside.update(where for _, where, _ in _leading(dims[-1]))
+    left_out = beside if by_program else set[int | None]()
+    soft = frozenset(where for where in (state.soft | left_out) - _inner(dims) if where is not None)
     number = None
     if state.number is not None and state.number.shape[1:] == state.shape:
         number = state.number.reshape(len(state.number), *shape)
     elif state.number is not None and state.number[0].size == 1:
         number = state.number.reshape(len(state.number), *[1] * len(shape))
-    return placed(dims, state, number=number, constant=state.constant, zero=state.zero, soft=frozenset(soft))
+    return placed(dims, state, number=number, constant=state.constant, zero=state.zero, soft=soft)
 
 
 def _aligned(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int]]:

@@ -103,7 +103,7 @@ class ShapeStep(CheckedInstruction):
         return permuted(state, order)
 
     def reshape(self) -> Value:
-        made = reshaped(self.states[0], self.shape)
+        made = self._reshaped(self.states[0], self.shape)
         return made if made is not None else self.opaque_like(self.states[0])
 
     def bitcast(self) -> Value:
@@ -130,6 +130,9 @@ class ShapeStep(CheckedInstruction):
             return self.opaque()
         return self._as_they_lie(joined, source)
 
+    def _reshaped(self, state: State, shape: Sequence[int]) -> State | None:
+        return reshaped(state, shape, by_program=self.checker.has_reshapes)
+
     def _as_they_lie(self, state: State, operand: Instruction) -> Value:
         orders = bitcast_orders(operand, self.instruction)
         if orders is None:
@@ -140,11 +143,11 @@ class ShapeStep(CheckedInstruction):
         parts = before.parts()
         if before.rank > len(state.dims):
             state = placed([*state.dims, any_digit(before.extents[-1])], state)
-        parted = reshaped(state, [before.extents[at] for places in parts for at in places])
+        parted = self._reshaped(state, [before.extents[at] for places in parts for at in places])
         if parted is None:
             return self.opaque_like(state)
         logical = [at for places in parts for at in places]
-        made = reshaped(permuted(parted, [logical.index(at) for at in range(len(logical))]), after.extents)
+        made = self._reshaped(permuted(parted, [logical.index(at) for at in range(len(logical))]), after.extents)
         if made is None:
             return self.opaque_like(state)
         made = permuted(made, [at for places in after.parts() for at in places])
@@ -152,7 +155,7 @@ class ShapeStep(CheckedInstruction):
             if any(where is not None for _, where, _ in made.dims[-1]):
                 return self.opaque_like(state)
             made = placed(made.dims[:-1], made)
-        joined = reshaped(made, self.shape)
+        joined = self._reshaped(made, self.shape)
         return joined if joined is not None else self.opaque_like(state)
 
     def slice(self) -> Value:
