@@ -49,6 +49,9 @@ _LIVE = 2
 _FOR_PRICES = 0.8
 """Of the time, for looking for prices."""
 
+_DEAR = 4.0
+"""Times the price at which everything fits: of weights that are to be small at any cost."""
+
 _DETAIL = 0.01
 """Of a chip's memory: moments with less alive get no row in the integer program, unless that was too little."""
 
@@ -392,21 +395,33 @@ class _Chooser:
         return max((prices for prices in self.tried if not prices.live_ns and not prices.dear), key=bound)
 
     def price_some(self, below: MemoryPrices, large: SearchResult, above: MemoryPrices, small: SearchResult) -> None:
-        """The higher price for as few weights and state values as make everything fit, those first that it makes
-        smallest."""
-        mesh = self.program.mesh
+        """A far higher price for some of the weights and state values that the higher price makes smaller: one more at
+        a time, with which time grows least for what is saved of the bytes too many, until everything fits."""
+        mesh, room = self.program.mesh, self.chip.memory_bytes
 
         def nbytes(found: SearchResult) -> dict[str, int]:
             placed = found.placed
             return {value.name: device_bytes(value, mesh) for value in (*placed.weights, *placed.state)}
 
         before, after = nbytes(large), nbytes(small)
-        names = sorted((name for name in before if before[name] > after[name]), key=lambda n: after[n] - before[n])
-        few, many = 0, len(names)
-        while many - few > 1 and not self.late():
-            middle = (few + many) // 2
-            prices = MemoryPrices(below.byte_ns, 0.0, frozenset(names[:middle]), above.byte_ns)
-            few, many = (few, middle) if self.attempt(prices).fits else (middle, many)
+        names = [name for name in before if before[name] > after[name]]
+        dear, now = frozenset[str](), large
+        while not now.fits:
+            tried: list[tuple[bool, float, str, SearchResult]] = []
+            for name in names:
+                if self.late():
+                    return
+                if name in dear:
+                    continue
+                found = self.attempt(MemoryPrices(below.byte_ns, 0.0, dear | {name}, _DEAR * above.byte_ns))
+                saved = min(now.kept - found.kept, now.peak - room)
+                if saved > 0:
+                    rate = found.objective_s if found.fits else (found.objective_s - now.objective_s) / saved
+                    tried.append((not found.fits, rate, name, found))
+            if not tried:
+                return
+            _, _, name, now = min(tried, key=lambda each: each[:3])
+            dear |= {name}
 
     def late(self) -> bool:
         """Tells whether the time for looking for prices is over; the rest is for proofs."""
