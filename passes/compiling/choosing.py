@@ -408,11 +408,9 @@ class _Chooser:
         dear, now = frozenset[str](), large
         while not now.fits:
             tried: list[tuple[bool, float, str, SearchResult]] = []
-            for name in names:
+            for name in (name for name in names if name not in dear):
                 if self.late():
                     return
-                if name in dear:
-                    continue
                 found = self.attempt(MemoryPrices(below.byte_ns, 0.0, dear | {name}, _DEAR * above.byte_ns))
                 saved = min(now.kept - found.kept, now.peak - room)
                 if saved > 0:

@@ -390,24 +390,6 @@ def test_where_an_index_that_was_picked_stands_says_nothing(soft: set[int], clas
     assert joint(a, b, [(0, 0), (1, 1)], summed=True).clash == clash
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ('metadata={op_name="jit(f)/dot_general"}', ["splits along x what differs along x already"]),
-        ('metadata={op_name="jit(f)/reshape"}', []),
-        ("frontend_attributes={}", []),
-    ],
-)
-def test_a_dimension_is_left_out_where_a_program_parts_some(name: str, told: list[str]) -> None:
-    """Rows times columns over the same devices: of one head on each, if the program has parted rows and columns."""
-    lines = [
-        f"%a = f32[1,2,16] reshape(%x), {name}",
-        f"%b = f32[16,1,2] reshape(%w), {name}",
-        "ROOT %r = f32[1,2,1,2] dot(%a, %b), lhs_contracting_dims={2}, rhs_contracting_dims={0}",
-    ]
-    assert told_of_eight(*lines) == told
-
-
 @pytest.mark.parametrize(("inner", "clash"), [((0, 1, 0, 1), None), ((1, 0, 1, 0), 0)])
 def test_a_hidden_index_that_the_other_operand_shows_as_an_inner_block(
     inner: tuple[int, ...], clash: int | None

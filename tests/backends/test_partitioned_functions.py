@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from shardwright import explain
+from shardwright.backends.hlo.faults import faults_of
+from shardwright.backends.hlo.module import parse
 
 jax = cast(Any, import_module("jax"))
 jnp = cast(Any, import_module("jax.numpy"))
@@ -124,3 +126,29 @@ def test_convolutions_of_one_channel_on_each_device_are_not_accused(gradient: bo
     channels = Spec(None, None, "a")
     results = (channels, channels) if gradient else channels
     assert told_of_jax(function, [(4, 32, 8), (4, 1, 8)], channels, channels, mesh=(8,), results=results) == []
+
+
+HEADS = """HloModule heads, num_partitions=8
+
+ENTRY %main (x: f32[2,16], w: f32[16,2]) -> f32[1,2,1,2] {
+  %x = f32[2,16]{1,0} parameter(0), sharding={devices=[8,1]<=[8]}
+  %w = f32[16,2]{1,0} parameter(1), sharding={devices=[1,8]<=[8]}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ('metadata={op_name="jit(f)/dot_general"}', ["splits along x what differs along x already"]),
+        ('metadata={op_name="jit(f)/reshape"}', []),
+        ("frontend_attributes={}", []),
+    ],
+)
+def test_a_dimension_is_left_out_where_a_program_parts_some(name: str, told: list[str]) -> None:
+    """Rows times columns over the same devices: of one head on each, if the program has parted rows and columns."""
+    lines = [
+        f"%a = f32[1,2,16] reshape(%x), {name}",
+        f"%b = f32[16,1,2] reshape(%w), {name}",
+        "ROOT %r = f32[1,2,1,2] dot(%a, %b), lhs_contracting_dims={2}, rhs_contracting_dims={0}",
+    ]
+    text = "\n".join([HEADS, *(f"  {line}" for line in lines), "}"])
+    assert [fault.reason for fault in faults_of(parse(text), {"x": 8})] == told
