@@ -67,6 +67,17 @@ def test_right_programs_are_not_accused(function: Callable[..., Any], mesh: tupl
     assert told_of_jax(function, [(24, 24)], spec, mesh=mesh) == []
 
 
+def scattered(x: Any) -> Any:
+    """Rows added up at places of which one coordinate counts up, modulo an extent, and one is known at run time."""
+    places = jnp.arange(64) % 16
+    return jnp.zeros((8, 16, 32)).at[(x[:, 0] > 0).astype(int), places].add(x)
+
+
+def test_places_that_count_again_from_zero_are_not_accused() -> None:
+    """On eight devices these are 0 to 7 and 8 to 15 in turn, which are no blocks of a dimension of 16."""
+    assert told_of_jax(scattered, [(64, 32)], Spec("a"), mesh=(8,)) == []
+
+
 def grouped_attention(heads: int, keys: int, size: int, form: str) -> Callable[..., Any]:
     """Attention of heads of queries to fewer heads of keys, which are repeated or tiled, or meet them in groups."""
 

@@ -45,7 +45,9 @@ class ElementwiseStep(CheckedInstruction):
             return None
         with np.errstate(all="ignore"):
             made = of_number(function(*known), self.shape)
-        together = self.joined(self.states) if made.open else None
+        laid = {state.starts for state in self.states if not state.constant}
+        is_block = made.open or (not made.constant and len(laid) == 1)
+        together = self.joined(self.states) if is_block else None
         if together is None or together.open:
             return made
         return together.but(number=made.number)  # a block, as its operands are
