@@ -78,6 +78,38 @@ def test_places_that_count_again_from_zero_are_not_accused() -> None:
     assert told_of_jax(scattered, [(64, 32)], Spec("a"), mesh=(8,)) == []
 
 
+ROWS = """HloModule rows, num_partitions=8
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: s32[1,16], y: f32[1,16,32]) -> f32[96,32] {
+  %x = s32[1,16]{1,0} parameter(0), sharding={devices=[8,1]<=[8]}
+  %y = f32[1,16,32]{2,1,0} parameter(1), sharding={devices=[8,1,1]<=[8]}
+  %i = s32[16,1]{1,0} reshape(%x)
+  %u = f32[16,1,32]{2,1,0} reshape(%y)
+  %zero = f32[] constant(0)
+  %table = f32[96,32]{1,0} broadcast(%zero), dimensions={}
+  %added = f32[96,32]{1,0} scatter(%table, %i, %u), update_window_dims={1,2}, inserted_window_dims={},
+    scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=%sum
+  ROOT %r = f32[96,32]{1,0} all-reduce(%added), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%sum
+}
+""".replace(",\n    ", ", ")
+
+
+def test_updates_by_one_row_on_each_device_are_not_accused() -> None:
+    """The rows of indices and those of updates are two names of one dimension of extent 1, as of tokens and of what is
+    wanted of them in a gradient."""
+    assert faults_of(parse(ROWS), {"x": 8}) == []
+    crossed = ROWS.replace("devices=[8,1,1]<=[8]", "devices=[8,1,1]<=[2,4]T(1,0)")
+    assert [fault.reason for fault in faults_of(parse(crossed), {"x": 8})] == [
+        "splits along x what differs along x already"
+    ]
+
+
 def grouped_attention(heads: int, keys: int, size: int, form: str) -> Callable[..., Any]:
     """Attention of heads of queries to fewer heads of keys, which are repeated or tiled, or meet them in groups."""
 

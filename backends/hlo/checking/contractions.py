@@ -288,7 +288,9 @@ class ContractionStep(CheckedInstruction):
         parts = both.a.parts()
         for (source, _), part in zip(pairs, both.parts, strict=True):
             parts[source] = part
-        hidden = together(operand, updates) | hidden_of(indices)
+        hidden = together(operand, updates)
+        of_rows = {ranked(table) for table in hidden_of(updates).values()}  # of which indices and updates have the same
+        hidden |= {where: table for where, table in hidden_of(indices).items() if ranked(table) not in of_rows}
         own_split = frozenset(t for at in range(len(operand.dims)) for t in operand.split(at))
         looked_up = {t for at in range(len(operand.dims)) if at not in window for t in operand.split(at)}
         away = frozenset(t for t in operand.open | updates.open | indices.open if not decided_by(t, looked_up))
