@@ -195,3 +195,34 @@ def test_a_dimension_is_left_out_where_a_program_parts_some(name: str, told: lis
     ]
     text = "\n".join([HEADS, *(f"  {line}" for line in lines), "}"])
     assert [fault.reason for fault in faults_of(parse(text), {"x": 8})] == told
+
+
+ONE_HEAD = """HloModule one_head, num_partitions=4
+
+ENTRY %main (q: f32[16,32], k: f32[24,16], v: f32[24,16]) -> f32[16,32] {
+  %q = f32[16,32]{1,0} parameter(0), sharding={devices=[1,4]<=[4]}
+  %k = f32[24,16]{1,0} parameter(1), sharding={devices=[1,4]<=[4]}
+  %v = f32[24,16]{1,0} parameter(2), sharding={devices=[1,4]<=[4]}
+  %heads = f32[16,2,16]{2,1,0} reshape(%q)
+  %scores = f32[16,2,24]{2,1,0} dot(%heads, %k), lhs_contracting_dims={2}, rhs_contracting_dims={1}
+  %o = f32[16,2,16]{2,1,0} dot(%scores, %v), lhs_contracting_dims={2}, rhs_contracting_dims={0}
+  ROOT %r = f32[16,32]{1,0} reshape(%o)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("crossed", "told"),
+    [
+        ("", []),
+        ("k", ["contracts or pairs different blocks, along x: dimension 2 whole, dimension 1 split along x"]),
+        ("v", ["splits along x what differs along x already"]),
+    ],
+)
+def test_one_head_of_keys_that_no_reshape_shows_is_not_accused(crossed: str, told: list[str]) -> None:
+    """Queries have two heads on each device, keys and values the one of these, unless their blocks come in another
+    order."""
+    order = f"%{crossed} = f32[24,16]{{1,0}} parameter({1 + (crossed == 'v')}), sharding={{devices=[1,4]<=[4]"
+    text = ONE_HEAD.replace(order, order.replace("<=[4]", "<=[2,2]T(1,0)"))
+    assert (text == ONE_HEAD) == (not crossed)
+    assert [fault.reason for fault in faults_of(parse(text), {"x": 4})] == told

@@ -117,8 +117,8 @@ class ContractionStep(CheckedInstruction):
                     tables |= self.primes([table])
         hidden = together(a, b) | made.hidden
         used = (set(batch[0]) | set(summed[0]), set(batch[1]) | set(summed[1]))
-        for state, taken in zip((a, b), used, strict=True):
-            parts.extend(dim for at, dim in enumerate(state.parts()) if at not in taken)
+        for state, taken, other in zip((a, b), used, (b, a), strict=True):
+            parts.extend(_without_head(dim, other) for at, dim in enumerate(state.parts()) if at not in taken)
         away = a.open | b.open | (self.all_tables(a, b) if made.unknown else frozenset[Table]())
         if a.zero or b.zero:
             return assembled(parts, hidden, open=away, zero=True)
@@ -349,6 +349,17 @@ class ContractionStep(CheckedInstruction):
             return self.fault(self.used_as_whole(state))
         dims = [d if extent(d) == n else whole_digit(n) for d, n in zip(state.dims, self.shape, strict=True)]
         return placed(dims, state, open=state.open | split)
+
+
+def _without_head(dim: list[Part], other: State) -> list[Part]:
+    """A dimension that no product sums, of which the blocks are those of heads, one on each device, where no text shows
+    that they were parted: the other operand has heads of that size, in the same blocks, as weights of values have."""
+    if len(dim) != 1 or not (table := different(dim[0])):
+        return dim
+    n, _, step = dim[0][0]
+    heads = {where for each in other.dims for m, where, steps in each if m > 1 and n > 1 and (steps, step) == (n, 1)}
+    same = any(where in heads and ranked(start) == ranked(table) for where, start in other.starts)
+    return [((n, new_coordinate(), 1), None)] if same else dim
 
 
 def _overlaps(digit: Digit, table: Table | None) -> bool:

@@ -248,7 +248,21 @@ def _chosen(one: Place, other: Place, made: Joint) -> Place | None:
     if one.blocks == other.blocks and not (one.inner and other.inner):
         made.hidden[new_coordinate()] = one.inner or other.inner or ()  # an index that a slice has picked
         return other if one.inner else one
+    if _has_heads(one, other, made.b) or _has_heads(other, one, made.a):
+        return one if other.blocks else other
     return _with_outer(one, other, made, soft)
+
+
+def _has_heads(mine: Place, theirs: Place, state: State) -> bool:
+    """Tells whether the blocks of one place may be those of heads, one on each device, where no text shows that they
+    were parted: the other operand shows parts of the same size within its own heads, and these in the same blocks."""
+    if not mine.part or not theirs.part or not mine.blocks or theirs.blocks:
+        return False
+    size, where, steps = theirs.part[0]
+    table = None if where is None else state.start(where)
+    if table is None or ranked(table) != ranked(mine.blocks) or not isinstance(steps, int):
+        return False
+    return any(n > 1 and of == where and step == size * steps for dim in state.dims for n, of, step in dim)
 
 
 def _with_outer(one: Place, other: Place, made: Joint, soft: tuple[bool, bool]) -> Place | None:
