@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.cost.hardware.chips import Chip, PricedBy
@@ -151,27 +151,35 @@ def model_size(program: Program, func: Func) -> tuple[int, int]:
 
     Parameters are the elements of the weights that the function reads, or of a program that declares none, of the
     other arguments that it reads. Tokens are numbered by the dimensions of the first argument that these have not, or
-    where it has none, as where a function of JAX takes its weights first, of the first that keeps one in a result. Of a
-    product of several matrices only the share counts that one token meets: of a grouped product the matrices that it
-    chooses; of a batched one, as over the slots of experts, the share of tokens that each matrix gets.
+    where it has none, as where a function of JAX takes its weights first, of the first that keeps one in a result. In a
+    training step, which gives each weight anew, tokens and what is wanted of them have theirs in common. Of a product
+    of several matrices only the share counts that one token meets: of a grouped product the matrices that it chooses;
+    of a batched one, as over the slots of experts, the share of tokens that each matrix gets.
     """
     read = names_read(func.body)
-    data = func.params[0] if program.weights and func.params else _data(func)
-    weights = program.weights or [value for value in func.params if value is not data]
+    data, weights = _data_and_weights(program, func)
     numbers = _own(data, weights) if data else {}
     met = _met(program, func, numbers)
     parameters = sum(round(v.shape.elements * met.get(v.name, 1.0)) for v in weights if v.name in read)
     return math.prod(numbers.values()), parameters
 
 
-def _data(func: Func) -> Value | None:
-    """The argument that holds the tokens where the others are weights."""
+def _data_and_weights(program: Program, func: Func) -> tuple[Value | None, Sequence[Value]]:
+    """The argument that holds the tokens, and the weights."""
+    first = func.params[0] if func.params else None
+    if program.weights:
+        return first, program.weights
     kept = {name for result in func.results for name in result.names}
     for value in func.params:
-        own = _own(value, [other for other in func.params if other is not value])
-        if own and (value is func.params[0] or kept & {*own}):
-            return value
-    return func.params[0] if func.params else None
+        others = [other for other in func.params if other is not value]
+        own = _own(value, others)
+        if own and (value is first or kept & {*own}):
+            return value, others
+    made = {result.names for result in func.results}
+    weights = [value for value in func.params if value.type.names in made]
+    given = [value for value in func.params if value.type.names not in made]
+    data = next((value for value in given if weights and _own(value, weights)), None)
+    return (data, weights) if data else (first, func.params[1:])
 
 
 def _own(value: Value, others: Iterable[Value]) -> dict[str, int]:

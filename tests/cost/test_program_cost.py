@@ -108,6 +108,20 @@ def test_tokens_of_arguments_in_any_order(order: tuple[int, ...]) -> None:
     assert (found.tokens, found.parameters) == (8, 2 * 16 * 32)
 
 
+def test_tokens_of_a_training_step() -> None:
+    """The tokens and what is wanted of them have their numbers in common, and neither is a weight."""
+    text = """
+    mesh x=2
+    dim B=8 E=16 F=32
+    func step(w: f32 EF, x: f32 BE, y: f32 BF) -> (f32, f32 EF) {
+      off = x @ w - y
+      return sum[BF](off * off), w - 0.1 * (x @[B] off)
+    }
+    """
+    found = cost(text)
+    assert (found.tokens, found.parameters) == (8, 16 * 32)
+
+
 def test_calibrated_constants_are_the_chips_own() -> None:
     calibrated = load_chip("tpu-v4")
     assert calibrated.calibrated is not None
