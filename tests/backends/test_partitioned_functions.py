@@ -178,20 +178,24 @@ ENTRY %main (x: f32[2,16], w: f32[16,2]) -> f32[1,2,1,2] {
   %w = f32[16,2]{1,0} parameter(1), sharding={devices=[1,8]<=[8]}"""
 
 
+PRODUCT, UNNAMED = 'metadata={op_name="jit(f)/dot_general"}', "frontend_attributes={}"
+
+
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "dot", "told"),
     [
-        ('metadata={op_name="jit(f)/dot_general"}', ["splits along x what differs along x already"]),
-        ('metadata={op_name="jit(f)/reshape"}', []),
-        ("frontend_attributes={}", []),
+        (PRODUCT, PRODUCT, ["splits along x what differs along x already"]),
+        ('metadata={op_name="jit(f)/reshape"}', PRODUCT, []),
+        (UNNAMED, UNNAMED, []),
+        (UNNAMED, PRODUCT, []),
     ],
 )
-def test_a_dimension_is_left_out_where_a_program_parts_some(name: str, told: list[str]) -> None:
+def test_a_dimension_is_left_out_where_a_program_parts_some(name: str, dot: str, told: list[str]) -> None:
     """Rows times columns over the same devices: of one head on each, if the program has parted rows and columns."""
     lines = [
         f"%a = f32[1,2,16] reshape(%x), {name}",
         f"%b = f32[16,1,2] reshape(%w), {name}",
-        "ROOT %r = f32[1,2,1,2] dot(%a, %b), lhs_contracting_dims={2}, rhs_contracting_dims={0}",
+        f"ROOT %r = f32[1,2,1,2] dot(%a, %b), lhs_contracting_dims={{2}}, rhs_contracting_dims={{0}}, {dot}",
     ]
     text = "\n".join([HEADS, *(f"  {line}" for line in lines), "}"])
     assert [fault.reason for fault in faults_of(parse(text), {"x": 8})] == told

@@ -131,7 +131,8 @@ class ShapeStep(CheckedInstruction):
         return self._as_they_lie(joined, source)
 
     def _reshaped(self, state: State, shape: Sequence[int]) -> State | None:
-        return reshaped(state, shape, by_program=self.checker.has_reshapes)
+        unnamed = not self.instruction.op_name  # as between products of 16 bits on CPUs
+        return reshaped(state, shape, by_program=self.checker.has_reshapes or unnamed)
 
     def _as_they_lie(self, state: State, operand: Instruction) -> Value:
         orders = bitcast_orders(operand, self.instruction)
