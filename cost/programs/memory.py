@@ -5,8 +5,8 @@ Values are those that kernels write to memory (`cost.kernels.fusion`), each in t
 live from the kernel that writes it to the last one that reads it, or to its `free`; one in flight, from its start, in
 the memory that it goes to. State is donated: an update of it, or of a value that nobody reads afterwards, is in place.
 A pointwise kernel writes over an operand of the same size that it is the last to read. A loop counts as its body once,
-with the carried values in place of what they are before the first trip. Arguments stay to the end: they are the
-caller's.
+with the carried values in place of what they are before the first trip, or beside it where the body reads that too.
+Arguments stay to the end: they are the caller's.
 """
 
 from __future__ import annotations
@@ -181,9 +181,10 @@ class _Liveness:
         return best
 
     def _loop(self, loop: Loop, live: Mapping[str, LiveValue], dying: set[str]) -> _Peak:
-        """The values that live through the loop, and the body's own peak: an initial value that dies becomes the
-        carried one."""
-        initial = {self._source(carry.initial) for carry in loop.carries}
+        """The values that live through the loop, and the body's own peak: an initial value that dies, and is
+        not read in later trips, becomes the carried one."""
+        read_inside = {self._source(name) for name in names_read(loop.body)}
+        initial = {self._source(carry.initial) for carry in loop.carries} - read_inside
         through = _held({name: value for name, value in live.items() if name not in dying & initial})
         scope = self.block.scope.inside(loop)
         outside = set(scope.values) - {carry.value.name for carry in loop.carries}

@@ -194,3 +194,21 @@ func f(a: BE) -> BF_x {
 }
 """
     assert memory(text, copied_slices=True) == memory(text)
+
+
+def test_what_a_loop_begins_with_and_also_reads_lies_beside_what_it_carries() -> None:
+    text = """
+dim N=3 E=8
+func f(x: f32 E) -> f32 E {
+  a = cumsum[E](x)
+  y = loop[N](h: f32 E = a) {
+    b = cumsum[E](h)
+    next b * OTHER
+  }
+  return y
+}
+"""
+    once, again = (complete(program(text.replace("OTHER", other))) for other in ("2", "a"))
+    use = memory_of(again, again.func("f"))
+    assert memory_of(once, once.func("f")).activations == 3 * 8 * 4
+    assert (use.activations, [value.name for value in use.live], use.at) == (4 * 8 * 4, ["x", "a", "h", "b"], "b")
