@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple, TypedDict
 
-from shardwright.ir.diagnostics import Diagnostic, Note, Severity
+from shardwright.ir.diagnostics import Diagnostic, Note, Severity, Span
 from shardwright.ir.digit_orders import orders_in, strided_dims
 from shardwright.ir.operation import Arg
 from shardwright.ir.ops import Add, Alias, Movement, Sub
@@ -14,9 +15,18 @@ from shardwright.ir.strategies import axis_table
 from shardwright.ir.types import ON_DEVICE, OpenType, TensorType
 from shardwright.ir.verification.completion import complete
 from shardwright.ir.verification.verifier import Level, verify
-from shardwright.ir.walk import as_written, defined, lets, statements, values_in
+from shardwright.ir.walk import (
+    as_written,
+    defined,
+    lets,
+    map_program_values,
+    program_values,
+    statements,
+    values_in,
+)
 from shardwright.passes.base import Proof
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
+from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import PassRecord, copying_passes, proof_of, run_passes
@@ -69,16 +79,38 @@ def check_in_full(program: Program, *, explicit: bool = False, place: Place | No
     """All that `check` says. Raises a `DiagnosticError` with every fault."""
     proof: Proof | None = None
     if explicit:
-        typed = complete(program)
+        typed = compiled = complete(program)
         verify(typed, Level.EXPLICIT)
     else:
         traces: list[PassRecord] = []
         chosen = place or Place()
-        passes = (*copying_passes(program, chosen), Decompose(), chosen, ChooseDigitOrder())
-        typed = run_passes(program, passes, traces.append)
+        whole = run_passes(program, (*copying_passes(program, chosen), Decompose()), traces.append)
+        compiled = run_passes(whole, (Cleanup(), chosen, ChooseDigitOrder()), traces.append)
         proof = proof_of(traces)
-    functions = [_function(program, typed, func) for func in program.funcs]
+        typed = _with_removed(program, whole, compiled)
+    functions = [_function(program, typed, compiled, func) for func in program.funcs]
     return CheckResult(functions, proof, warnings_of(program, typed))
+
+
+def _with_removed(written: Program, whole: Program, compiled: Program) -> Program:
+    """The program with layouts also for values that `cleanup` removed, of which nothing comes or that are computed
+    twice: those with the fewest bytes beside the layouts that were chosen without them."""
+    known = {_key(func, value): value.type for func, value in program_values(compiled)}
+    removed = {_key(func, value) for func, value in program_values(whole)} - known.keys()
+    if removed.isdisjoint(_key(func, value) for func, value in program_values(written)):
+        return compiled
+
+    def placed(func: Func | None, value: Value) -> Value:
+        return replace(value, type=known.get(_key(func, value), value.type))
+
+    results = {func.name: iter(func.results) for func in compiled.funcs}
+    fixed = map_program_values(whole, placed, lambda func, _kind: next(results[func.name]))
+    return run_passes(fixed, (Place("bytes", edges="digits"),))
+
+
+def _key(func: Func | None, value: Value) -> tuple[str | None, str, Span]:
+    """A value by its function, its name, and its place, since several loops may have the name."""
+    return func and func.name, value.name, value.span
 
 
 LARGE = 64 << 20
@@ -154,12 +186,12 @@ def _reduced_at_once(statement: Let, scope: Scope, given: set[str]) -> Iterator[
             yield Diagnostic("reduced-at-once", message, statement.span, (way_out,), Severity.WARNING)
 
 
-def _function(program: Program, typed: Program, func: Func) -> CheckedFunction:
-    done = typed.func(func.name)
-    orders = orders_in(typed, done)
-    at_edges = [(value.name, value.type) for value in (*typed.weights, *typed.state, *done.params)]
-    at_edges += zip(func.returns, done.results, strict=True)
-    edges = {name for name, kind in at_edges if strided_dims(kind, orders, typed.mesh)}
+def _function(program: Program, typed: Program, compiled: Program, func: Func) -> CheckedFunction:
+    done, outside = typed.func(func.name), compiled.func(func.name)
+    orders = orders_in(compiled, outside)
+    at_edges = [(value.name, value.type) for value in (*compiled.weights, *compiled.state, *outside.params)]
+    at_edges += zip(func.returns, outside.results, strict=True)
+    edges = {name for name, kind in at_edges if strided_dims(kind, orders, compiled.mesh)}
 
     def entry(value: Value, known: Value, op: str) -> CheckedValue:
         found = value.marking is not Marking.DEMANDED or not isinstance(value.type, TensorType)
