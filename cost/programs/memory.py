@@ -172,9 +172,7 @@ class _Liveness:
                     now |= self._all([*made, *copies.read_by(step, self.block)])
                     here = _Peak(_held(now), step.heavy.results[0].name)
                     best = max(best, here, key=lambda peak: peak.bytes)
-                case SetState():
-                    continue
-                case Free():
+                case SetState() | Free():
                     made = []
             live |= self._all(made)
             live = {name: value for name, value in live.items() if last.get(name, -1) > number}

@@ -212,3 +212,21 @@ func f(x: f32 E) -> f32 E {
     use = memory_of(again, again.func("f"))
     assert memory_of(once, once.func("f")).activations == 3 * 8 * 4
     assert (use.activations, [value.name for value in use.live], use.at) == (4 * 8 * 4, ["x", "a", "h", "b"], "b")
+
+
+def test_what_became_state_is_counted_as_state() -> None:
+    """s, and beside it x, which is the caller's, and the version that is made."""
+    text = """
+dim E=8
+state { s: f32 E }
+func f(x: f32 E) -> f32 E {
+  a: f32 E = cumsum[E](s)
+  set s = a
+  b: f32 E = cumsum[E](s)
+  set s = b
+  return x
+}
+"""
+    found = memory(text)
+    assert found == MemoryUse(0, 32, 2 * 32, found.live, "a")
+    assert live(found) == [("x", 32), ("a", 32)]
