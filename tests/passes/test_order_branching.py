@@ -214,5 +214,6 @@ def test_a_result_goes_through_a_whole_dimension_where_blocks_cost_more() -> Non
     chip = load_chip("t4")
     slow = replace(chip, flops_per_s={**chip.flops_per_s, "f32": 7e9}, memory_bytes_per_s=4.9e7)
     found = search(program(text), Objective.on(slow))
-    assert found.status == "optimal"
+    assert found.objective_s == pytest.approx(59.424e-6, rel=1e-4)
+    assert found.gap < 0.03
     assert not moved_dims(found.program)
