@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,18 +32,18 @@ def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
 
     Floats are normal; weights of two dimensions or more are scaled by 1/sqrt(their greatest extent), so that values
     keep their size through many layers, and weights of one, which are scales, lie about 1. In functions of 16 bits
-    parameters that products sum are scaled by `product_scales`, since traced ones have their weights there. Integers
-    that index a table stay below its extent, integers that say where a cache is written leave room for what is written,
-    other positions and what meets an index are small; tables name no page twice. All other integers, and bools, come
-    from the whole range of their format, half of them extremes. What meets a logarithm, a root or a division without
-    more ado is positive.
+    without declared weights parameters that products sum are scaled by `product_scales`, as traced ones have theirs
+    there. Integers that index a table stay below its extent, integers that say where a cache is written leave room for
+    what is written, other positions and what meets an index are small; tables name no page twice. All other integers,
+    and bools, come from the whole range of their format, half of them extremes. What meets a logarithm, a root or a
+    division without more ado is positive.
     """
     if isinstance(func, str):
         func = program.func(func)
     bounds, positive, tables = _needs(program, func)
     scales: dict[str, float] = {}
-    if _rounds(program, func):
-        scales = product_scales(program, func, [v.name for v in func.params], [v.name for v in program.weights])
+    if not program.weights and _rounds(program, func):
+        scales = product_scales(program, func, [v.name for v in func.params])
     rng = np.random.default_rng(seed)
     loops = {statement.dim for f in program.funcs for statement, _ in f.walk() if isinstance(statement, Loop)}
 
@@ -73,22 +73,18 @@ def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
     )
 
 
-def product_scales(
-    program: Program, func: Func, parameters: Iterable[str], scaled: Collection[str] = ()
-) -> dict[str, float]:
+def product_scales(program: Program, func: Func, parameters: Iterable[str]) -> dict[str, float]:
     """For parameters that products sum, in parts or in another shape too, one over the root of how many numbers they
     sum, with which a product is as large as what it is made of, and rounding decides nothing. Of two parameters in one
-    product the last is scaled, unless another product has one of them scaled already; none beside what is `scaled`."""
+    product the last is scaled, unless another product has one of them scaled already."""
     sizes, made = program.sizes(func), dict[str, float]()
-    origin = {name: name for name in (*parameters, *scaled)}
+    origin = {name: name for name in parameters}
     of_two: list[tuple[list[str], float]] = []
     for let, _ in lets(program, func):
         operation = let.operation
         given = [origin[name] for name in map(str, let.operands) if name in origin]
         if isinstance(operation, ops.Contract) and given:
             scale = math.prod(sizes[dim] for dim in operation.dims) ** -0.5
-            if any(name in scaled for name in given):
-                continue
             if given[1:]:
                 of_two.append((given, scale))
             else:
