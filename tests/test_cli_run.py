@@ -158,44 +158,6 @@ def test_logits_need_a_function_that_has_them(shardwright: Callable, feedforward
 
 # ---------------------------------------------------------------- inputs
 
-ATTENTION = """\
-mesh x=2
-dim B=2 L=16 T=16 E=128 D=64
-func attention(w_k: {0} ED, w_q: {0} ED, w_v: {0} ED, x: {0} B_xLE) -> {0} B_xLD {{
-  q: {0} B_xLD = x @[E] w_q
-  k: {0} B_xTD = rename[L -> T](x @[E] w_k)
-  v: {0} B_xTD = rename[L -> T](x @[E] w_v)
-  p: {0} B_xLT = softmax[T](q @[D] k)
-  return p @[T] v
-}}
-"""
-
-
-def test_parameters_that_products_sum_are_small_in_16_bits(shardwright: Callable, tmp_path: Path) -> None:
-    path = tmp_path / "attention.shard"
-    path.write_text(ATTENTION.format("bf16"))
-    got = shardwright("run", path)
-    assert (got.status, got.out.splitlines()[-1]) == (0, "agrees within 8.8e-02")
-    small, large = (random_inputs(program_of(ATTENTION.format(dtype)), "attention", 0) for dtype in ("bf16", "f32"))
-    for name, array in large.args.items():
-        scale = 1.0 if name == "x" else 128**-0.5
-        assert np.allclose(small.args[name].astype(float), scale * array, rtol=2**-8)
-
-
-def test_parameters_beside_weights_keep_their_size() -> None:
-    text = """\
-dim B=2 E=64 F=64
-weights {
-  w: bf16 EF
-}
-func f(x: bf16 BE) -> bf16 BF {
-  return x @ w
-}
-"""
-    inputs = random_inputs(program_of(text), "f", 0)
-    assert 0.8 < inputs.args["x"].astype(float).std() < 1.2
-    assert 0.1 < inputs.weights["w"].astype(float).std() < 0.15
-
 
 def test_inputs() -> None:
     program = program_of(CACHED)
