@@ -12,7 +12,7 @@ HEAD = "mesh x=2 y=2\ndim A=8 B=8\nfunc f(p: f32 AB?) -> f32 AB? {\n"
 
 
 def checked(body: str) -> str:
-    """What is printed of a function; its last line is also what is known of the compiled program."""
+    """The table that `check` prints of a function, whose last line is held against the compiled program."""
     program = load(Source("f", HEAD + body + "}\n"))
     traces: list[PassRecord] = []
     explicit(program, traces.append)

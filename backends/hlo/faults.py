@@ -62,17 +62,19 @@ class Checker:
     own_values: dict[str, State] = field(default_factory=dict[str, State])
     _callers: list[tuple[Computation, Instruction]] = field(default_factory=list[tuple[Computation, Instruction]])
 
+    def __post_init__(self) -> None:
+        self.known = _device_digits(self.module)
+        self.apart = tuple(range(self.devices))
+        self.has_rings = has_rings(self.module)
+        self.has_reshapes = has_reshapes(self.module)
+        self.is_tiled = is_tiled(self.module)
+
     @property
     def devices(self) -> int:
         return self.module.devices
 
     def run(self) -> list[Fault]:
         """The faults in the order in which they are met."""
-        self.known = _device_digits(self.module)
-        self.apart = tuple(range(self.devices))
-        self.has_rings = has_rings(self.module)
-        self.has_reshapes = has_reshapes(self.module)
-        self.is_tiled = is_tiled(self.module)
         entry = self.module.computations[self.module.entry]
         arguments = [i for i in entry.instructions.values() if i.opcode == "parameter"]
         states: dict[int, Value] = {int(i.arguments): self._argument(i) for i in arguments}

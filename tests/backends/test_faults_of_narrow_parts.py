@@ -76,5 +76,5 @@ ENTRY %main (x: f32[1]) -> f32[32] {
 
 
 def test_windows_of_repeated_rows_that_are_padded_differ() -> None:
-    """As the cumulative sums of how many tokens each expert has, gathered of devices that have some experts each."""
+    """Cumulative sums of how many tokens each expert has, gathered from devices that have some of the experts each."""
     assert faults_of(parse(WINDOWS), {"a": 8}) == []

@@ -40,7 +40,7 @@ def test_a_sum_over_the_wrong_axis_that_somebody_wrote(axis: str, after: Callabl
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("reduces", [True, False])
 def test_a_sum_that_is_left_out_between_layers(layers: int, reduces: bool) -> None:
-    """What each device has summed meets the columns of the next layer's weight that are its own."""
+    """A sum of each device's own addends is multiplied by the columns of the next layer's weight that it has."""
 
     def layer(x: Any, weights: Any) -> Any:
         y = jnp.tanh(x @ weights[0]) @ weights[1]

@@ -194,7 +194,7 @@ def test_axes_that_are_too_many_at_once_are_looked_at_one_by_one(monkeypatch: py
 
 
 def test_splits_that_are_barred_on_all_axes_may_be_chosen_on_some() -> None:
-    """Of A over x and y as H over x and D over y, A over x as H over x is a part, and no other way than that."""
+    """A split of A over x and y into H over x and D over y is barred as it is; its part along x alone stays open."""
     made = program(
         "mesh x=2 y=2\ndim A=8 H=4 D=2\nfunc f(a: f32 A?) -> f32 HD? {\n v = split[A -> HD](a)\n return v\n}"
     )
