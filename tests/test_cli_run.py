@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwright.backends.simulation.random_inputs import random_inputs
+from shardwright.backends.simulation.random_inputs import random_inputs, scales_of_narrow
 from shardwright.cli.run import compare
 from shardwright.compiling.compile_program import tolerance
 from shardwright.ir.diagnostics import Source
@@ -157,6 +157,39 @@ def test_logits_need_a_function_that_has_them(shardwright: Callable, feedforward
 
 
 # ---------------------------------------------------------------- inputs
+
+ATTENTION = """\
+mesh x=2
+dim B=2 L=16 T=16 E=128 D=64
+func attention(w_k: {0} ED, w_q: {0} ED, w_v: {0} ED, x: {0} B_xLE) -> {0} B_xLD {{
+  q: {0} B_xLD = x @[E] w_q
+  k: {0} B_xTD = rename[L -> T](x @[E] w_k)
+  v: {0} B_xTD = rename[L -> T](x @[E] w_v)
+  p: {0} B_xLT = softmax[T](q @[D] k)
+  return p @[T] v
+}}
+"""
+
+
+def test_parameters_that_products_sum_are_small_in_16_bits(shardwright: Callable, tmp_path: Path) -> None:
+    path = tmp_path / "attention.shard"
+    path.write_text(ATTENTION.format("bf16"))
+    got = shardwright("run", path)
+    assert (got.status, got.out.splitlines()[-1]) == (0, "agrees within 8.8e-02")
+    program = program_of(ATTENTION.format("bf16"))
+    scales = scales_of_narrow(program, program.func("attention"))
+    assert scales == pytest.approx(dict.fromkeys(("w_k", "w_q", "w_v"), 128**-0.5))
+    small, large = (random_inputs(program, "attention", 0, each).args for each in (scales, {}))
+    for name, array in large.items():
+        scaled = scales.get(name, 1.0) * array.astype(float)
+        assert np.allclose(small[name].astype(float), scaled, rtol=2**-7)
+
+
+@pytest.mark.parametrize("text", [ATTENTION.format("f32"), "dim B=2 E=64 F=64\nweights {\n  w: bf16 EF\n}\n"
+    "func attention(x: bf16 BE) -> bf16 BF {\n  return x @ w\n}\n"])  # fmt: skip
+def test_parameters_of_32_bits_and_beside_weights_keep_their_size(text: str) -> None:
+    program = program_of(text)
+    assert scales_of_narrow(program, program.func("attention")) == {}
 
 
 def test_inputs() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from shardwright.backends.number_formats import Array, Formats
 from shardwright.ir import ops
+from shardwright.ir.digit_orders import typed_values
 from shardwright.ir.operation import Arg, Number, Operand
 from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.program import Func, Let, Loop, Program, SetState, Value
@@ -25,15 +28,17 @@ class Inputs:
     state: dict[str, Array]
 
 
-def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
+def random_inputs(
+    program: Program, func: Func | str, seed: int, scales: Mapping[str, float] = MappingProxyType({})
+) -> Inputs:
     """Arguments, weights and state for a call of a function, the same for the same seed.
 
     Floats are normal; weights of two dimensions or more are scaled by 1/sqrt(their greatest extent), so that values
-    keep their size through many layers, and weights of one, which are scales, lie about 1. Integers that index a
-    table stay below its extent, integers that say where a cache is written leave room for what is written, other
-    positions and what meets an index are small; tables name no page twice. All other integers, and bools, come from the
-    whole range of their format, half of them extremes. What meets a logarithm, a root or a division without more ado is
-    positive.
+    keep their size through many layers, and weights of one, which are scales, lie about 1. Arguments are multiplied by
+    their `scales`. Integers that index a table stay below its extent, integers that say where a cache is written leave
+    room for what is written, other positions and what meets an index are small; tables name no page twice. All other
+    integers, and bools, come from the whole range of their format, half of them extremes. What meets a logarithm, a
+    root or a division without more ado is positive.
     """
     if isinstance(func, str):
         func = program.func(func)
@@ -51,7 +56,7 @@ def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
         elif not dtype.is_float:
             made = whole_range(dtype, shape, rng)
         else:
-            made = rng.standard_normal(shape)
+            made = rng.standard_normal(shape) * scales.get(value.name, 1.0)
             extents = [dim.size for dim in value.shape.dims if dim.name not in loops]
             if is_weight:
                 made = 1 + 0.1 * made if len(extents) < 2 else made / math.sqrt(max(extents))
@@ -65,6 +70,37 @@ def random_inputs(program: Program, func: Func | str, seed: int) -> Inputs:
         {value.name: draw(value, True) for value in program.weights},
         {value.name: draw(value, False) for value in program.state},
     )
+
+
+def scales_of_narrow(program: Program, func: Func) -> dict[str, float]:
+    """The `product_scales` of a function with values of 16 bits, of a program that declares no weights: as in traced
+    ones, some arguments are weights. Empty for others."""
+    narrow = any(use.type.shape.dtype in (DType.BF16, DType.F16) for use in typed_values(program, func))
+    return product_scales(program, func, [v.name for v in func.params]) if narrow and not program.weights else {}
+
+
+def product_scales(program: Program, func: Func, parameters: Iterable[str]) -> dict[str, float]:
+    """For parameters that products sum, in parts or in another shape too, one over the root of how many numbers they
+    sum, with which a product is as large as what it is made of, and rounding decides nothing. Of two parameters in one
+    product the last is scaled, unless another product has one of them scaled already."""
+    sizes, made = program.sizes(func), dict[str, float]()
+    origin = {name: name for name in parameters}
+    of_two: list[tuple[list[str], float]] = []
+    for let, _ in lets(program, func):
+        operation = let.operation
+        given = [origin[name] for name in map(str, let.operands) if name in origin]
+        if isinstance(operation, ops.Contract) and given:
+            scale = math.prod(sizes[dim] for dim in operation.dims) ** -0.5
+            if given[1:]:
+                of_two.append((given, scale))
+            else:
+                made[given[0]] = min(scale, made.get(given[0], 1.0))
+        elif isinstance(operation, ops.Convert | ops.Merge | ops.Rename | ops.Split | ops.Take) and given:
+            origin[let.result.name] = given[0]
+    for given, scale in of_two:
+        if not made.keys() & set(given):
+            made[given[-1]] = scale
+    return made
 
 
 def extreme_integers(dtype: DType) -> list[int]:

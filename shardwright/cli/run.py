@@ -146,7 +146,7 @@ def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) 
             program, stored = _with_checkpoint(args.file, args.weights, written, passes)
         else:
             program = run_passes(written, passes)
-        from shardwright.backends.simulation.random_inputs import random_inputs
+        from shardwright.backends.simulation.random_inputs import random_inputs, scales_of_narrow
         from shardwright.backends.simulation.reference import evaluate
 
         place = place_of(args)
@@ -164,7 +164,7 @@ def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) 
     reports: list[dict[str, Any]] = []
     transformers: dict[str, Any] | None = None
     for func in program.funcs:
-        inputs = random_inputs(program, func, args.seed)
+        inputs = random_inputs(program, func, args.seed, scales_of_narrow(written, written.func(func.name)))
         arguments, state = inputs.args, inputs.state
         weights = inputs.weights if stored is None else stored
         with located(source):

@@ -165,31 +165,11 @@ def _variables(graph: Graph) -> Iterator[Variable]:
 
 
 def _scales(program: Program, names: Sequence[str]) -> dict[int, float]:
-    """For the places of parameters that products sum, in parts or in another shape too, one over the root of how many
-    numbers they sum, with which a product is as large as what it is made of, and rounding decides nothing. Of two
-    parameters in one product the last is scaled, unless another product has one of them scaled already."""
-    from shardwright.ir.ops import Contract, Convert, Merge, Rename, Split, Take
-    from shardwright.ir.walk import lets
+    """The `product_scales` of parameters by their places."""
+    from shardwright.backends.simulation.random_inputs import product_scales
 
-    (func,) = program.funcs
-    sizes, made = program.sizes(func), dict[int, float]()
-    parameter = {name: at for at, name in enumerate(names)}
-    of_two: list[tuple[list[int], float]] = []
-    for let, _ in lets(program, func):
-        operation = let.operation
-        given = [parameter[name] for name in map(str, let.operands) if name in parameter]
-        if isinstance(operation, Contract) and given:
-            scale = math.prod(sizes[dim] for dim in operation.dims) ** -0.5
-            if given[1:]:
-                of_two.append((given, scale))
-            else:
-                made[given[0]] = min(scale, made.get(given[0], 1.0))
-        elif isinstance(operation, Convert | Merge | Rename | Split | Take) and given:
-            parameter[let.result.name] = given[0]
-    for given, scale in of_two:
-        if not made.keys() & set(given):
-            made[given[-1]] = scale
-    return made
+    scales = product_scales(program, program.funcs[0], names)
+    return {at: scales[name] for at, name in enumerate(names) if name in scales}
 
 
 def random_arguments(
