@@ -72,6 +72,11 @@ class Problem:
         return sum(map(len, self.costs)) + sum(edge.costs.size for edge in self.edges)
 
     @cached_property
+    def allowed(self) -> int:
+        """Strategies, and pairs that are not forbidden."""
+        return sum(map(len, self.costs)) + sum(int(np.isfinite(edge.costs).sum()) for edge in self.edges)
+
+    @cached_property
     def integral(self) -> bool:
         """Tells whether every finite cost is a whole number, so that any two objectives differ by 1 or not at all."""
         return all(
@@ -79,6 +84,11 @@ class Problem:
             for costs in (*self.costs, *(edge.costs for edge in self.edges))
             for finite in (costs[np.isfinite(costs)],)
         )
+
+    @cached_property
+    def least(self) -> float:
+        """The cost that every choice reaches: each node and each edge at its cheapest."""
+        return sum(float(costs.min()) for costs in (*self.costs, *(edge.costs for edge in self.edges)))
 
     @cached_property
     def dearest(self) -> float:
@@ -158,6 +168,13 @@ class Problem:
                 change[profile.starts[1:]] += levels[1:] - levels[:-1]
                 change[profile.stop] -= levels[-1]
         return np.cumsum(change)[:-1]
+
+    @property
+    def may_fit(self) -> bool:
+        """Tells whether each node has a strategy, and the ones that use least memory fit."""
+        if not all(map(len, self.costs)):
+            return False
+        return bool((self.least_usage <= self.memory.limit + self.memory.rounding).all())
 
 
 @dataclass(frozen=True, eq=False)

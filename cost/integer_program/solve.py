@@ -88,15 +88,15 @@ class _Solve(SolverState):
 
     def run(self) -> Solution:
         reduced = self.first = reduce(self.problem, lambda: self.late(0.25))
-        if not _may_fit(reduced.problem):
+        if not reduced.problem.may_fit:
             self.bound = math.inf
             return self.finished()
         if self.late(0.5):  # a bound and a choice, whatever there is time for
-            self.raise_bound(_apart(reduced.problem))
+            self.raise_bound(reduced.problem.least)
             self.take_least(reduced)
         if len(reduced.problem) > MANY_NODES and self.for_highs(reduced.problem, self.left()) and not self.done():
             # Prices take long too, and HiGHS may do as well from the beginning.
-            self.given = _free(reduced.problem)
+            self.given = reduced.problem.allowed
             with SolverRun(reduced.problem, max(self.left() - GRACE, 0.1)) as highs:
                 self.looked_for(reduced)
                 solved = None if self.done() else highs.result(self.left() + GRACE)
@@ -115,7 +115,7 @@ class _Solve(SolverState):
         tried = math.inf, math.inf
         while not self.done() and not self.late():
             reduced = self.narrowed(reduced, FIRST_LABELS)
-            size = _free(reduced.problem)
+            size = reduced.problem.allowed
             if size > FEW_COLUMNS and self.best is not None and not self.done():
                 cost = self.cost
                 self.around_best(reduced, 40, 0.1 * self.left())
@@ -134,7 +134,7 @@ class _Solve(SolverState):
         """Something cheaper than a choice that fits, where prices and frontiers find it; for a part of a problem."""
         self.best, self.cost = best, self.problem.cost(best)
         reduced = reduce(self.problem, lambda: self.late(0.5))
-        if _may_fit(reduced.problem):
+        if reduced.problem.may_fit:
             self.narrowed(reduced, FIRST_LABELS // 4)
         return None if self.best is best else self.best
 
@@ -150,11 +150,11 @@ class _Solve(SolverState):
             problem = reduced.problem
             order = self.order(problem, room)
             found = self.priced_out(reduced, order, most_labels)
-            if found is None or not _may_fit(found.problem):  # whatever was cheaper than the best choice is ruled out
+            if found is None or not found.problem.may_fit:  # whatever was cheaper than the best choice is ruled out
                 self.nothing_cheaper()
                 break
             reduced = found
-            if _free(reduced.problem) > 0.9 * _free(problem):
+            if reduced.problem.allowed > 0.9 * problem.allowed:
                 if order.exact or room >= self.most_room():
                     break
                 room *= 8
@@ -174,7 +174,7 @@ class _Solve(SolverState):
             self.offer(reduced, choice)
         if not self.done():
             self.mended(reduced, order, neighbours, dual, few=True)
-        size = _free(problem)
+        size = problem.allowed
         if most_labels is not None and not self.done() and (self.tried is None or size < 0.7 * self.tried):
             self.with_frontiers(reduced, order, neighbours, dual, _affordable(most_labels, order))
             if self.tried is None and not self.done():
@@ -311,12 +311,12 @@ class _Solve(SolverState):
 
     def for_highs(self, problem: Problem, seconds: float) -> bool:
         """Tells whether HiGHS can do anything with a problem in this time."""
-        return seconds > 0 and _free(problem) <= min(MOST_COLUMNS, COLUMNS_A_SECOND * seconds)
+        return seconds > 0 and problem.allowed <= min(MOST_COLUMNS, COLUMNS_A_SECOND * seconds)
 
     def searched(self, reduced: ReducedProblem) -> bool:
         """Windows and wider frontiers, while HiGHS has the whole where it can; whether to narrow the problem again."""
         problem = reduced.problem
-        if not self.for_highs(problem, self.left()) or _free(problem) > 0.5 * self.given > 0:
+        if not self.for_highs(problem, self.left()) or problem.allowed > 0.5 * self.given > 0:
             return self.beside(reduced, None)
         hint = None if self.best is None else reduced.of(self.best)
         cutoff = None
@@ -426,7 +426,7 @@ class _Solve(SolverState):
     def bound_of_part(self, part: ReducedProblem, most_labels: int | None, late: Callable[[], bool]) -> float:
         """The least that choices of a part of the problem cost; infinite where there are none."""
         problem = part.problem
-        if not _may_fit(problem):
+        if not problem.may_fit:
             return math.inf
         order = self.order(problem, FIRST_ENTRIES)
         dual = best_prices(problem, order, self.closes, late, self.prices_of(problem))
@@ -481,21 +481,3 @@ def _with_no_more_memory(problem: Problem, order: Order, choice: Choice) -> Choi
     ]
     found = eliminate(order, costs, problem.edges).choice()
     return found if problem.cost(found) <= problem.cost(choice) else choice
-
-
-def _apart(problem: Problem) -> float:
-    """The least that every choice costs: each node and each edge at its cheapest."""
-    return sum(float(costs.min()) for costs in (*problem.costs, *(edge.costs for edge in problem.edges)))
-
-
-def _free(problem: Problem) -> int:
-    """Strategies and pairs that are not forbidden."""
-    edges = sum(int(np.isfinite(edge.costs).sum()) for edge in problem.edges)
-    return sum(map(len, problem.costs)) + edges
-
-
-def _may_fit(problem: Problem) -> bool:
-    """Tells whether each node has a strategy, and the ones that use least memory fit."""
-    if not all(len(costs) for costs in problem.costs):
-        return False
-    return bool((problem.least_usage <= problem.memory.limit + problem.memory.rounding).all())
