@@ -61,6 +61,12 @@ class Collective:
     rounds: int | None = None
     behind: Collective | None = None
 
+    @property
+    def waits(self) -> int:
+        """How often chips wait for others: a permute does in each of its rounds."""
+        own = bool(self.axes) if self.rounds is None else self.rounds
+        return own + (self.behind.waits if self.behind is not None else 0)
+
     def latency_and_transfer(self, topology: Topology) -> tuple[float, float]:
         """Seconds of its hops or messages without bytes, and of its bytes alone."""
         latency, transfer = latency_and_transfer(self.kind, self.axes, self.nbytes, topology)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from shardwright.cost.movements.movement import Collective, collective_of
+from shardwright.cost.movements.movement import collective_of
 from shardwright.cost.resharding.planner import plan, received_bytes
 from shardwright.ir.digit_orders import gathered_or_cut, orders_in, strided_dims
 from shardwright.ir.operation import Number, Operation
@@ -192,11 +192,11 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
                     better = plan(source, target, mesh, orders)
                     moves = (_move(before), source), (_move(statement), middle)
                     now = sum(received_bytes(*each, mesh, orders) for each in moves)
-                    rounds = sum(_rounds(collective_of(*each, mesh, orders)) for each in moves)
+                    waits = sum(found.waits for each in moves if (found := collective_of(*each, mesh, orders)))
                     operation = better.steps[0].operation if better.steps else Alias()
                     merged = replace(statement, operation=operation, operands=before.operands)
                     fewer = len(better.steps) < 2 and better.bytes_received <= now
-                    fewer &= all(_rounds(step.collective) <= rounds for step in better.steps)
+                    fewer &= all(step.collective is None or step.collective.waits <= waits for step in better.steps)
                     if fewer and not _strides(program, func, merged):
                         made[first] = merged
                         at[statement.result.name] = first
@@ -207,13 +207,6 @@ def _with_merged_movements(program: Program, func: Func) -> Func:
         return tuple(made)
 
     return replace(func, body=visit(func.body, Scope.of(program, func)))
-
-
-def _rounds(collective: Collective | None) -> int:
-    """How often chips wait for others: a permute does for a message in each of its rounds."""
-    if collective is None:
-        return 0
-    return (bool(collective.axes) if collective.rounds is None else collective.rounds) + _rounds(collective.behind)
 
 
 def _strides(program: Program, func: Func, merged: Let) -> bool:
