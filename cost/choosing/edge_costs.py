@@ -4,8 +4,9 @@ How much that is depends on the order of each dimension's digits, which is chose
 digits of an order are given (`PlacementOptions.orders`), a layout costs what it does under the best order that begins
 so; nothing where a dimension has none given. So a problem with fewer digits given is a bound of those with more.
 
-What renames want of the orders is left to the pass that chooses them. Dimensions that are split or merged, whose orders
-have digits of their parts, and those to which a function gives another size, cost nothing here.
+What renames want of the orders is left to the pass that chooses them. Dimensions to which a function gives another size
+cost nothing here, and those that are split or merged, whose orders have digits of their parts, only where edges are
+counted apart (`PlacementOptions.edges_apart`), which gives choices and no bound.
 """
 
 from __future__ import annotations
