@@ -52,6 +52,11 @@ class Mesh(Mapping[str, int]):
     def n_chips(self) -> int:
         return math.prod(size for _, size in self.sizes)
 
+    @property
+    def dividing(self) -> Mesh:
+        """The axes of several chips: the others change no shard."""
+        return Mesh(tuple(axis for axis in self.sizes if axis[1] > 1))
+
     def product(self, axes: Iterable[str]) -> int:
         """The number of chips along these axes together."""
         return math.prod(self[axis] for axis in axes)

@@ -15,10 +15,12 @@ from itertools import permutations, product
 from shardwright.cost.choosing.layout_solution import LayoutSolution
 from shardwright.cost.choosing.layouts import seconds_of
 from shardwright.cost.choosing.objective import Objective
+from shardwright.cost.choosing.program_problems import type_on
 from shardwright.cost.hardware.topology import topology_of
 from shardwright.cost.resharding.planner import MOST_ORDERS, ReshardingPlan, plan
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order
+from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_DEVICE, TensorType
 
@@ -36,7 +38,12 @@ class CrowdedMoves:
     program: Program
     objective: Objective | None = None
     pairs: dict[Pair, tuple[str, ...]] = field(default_factory=dict[Pair, tuple[str, ...]])
-    """With the crowded dimensions of each."""
+    """With the crowded dimensions of each; on the axes of several chips, for the others change no movement."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The axes of several chips."""
+        return self.program.mesh.dividing
 
     def learn(self, placement: LayoutSolution, made: Program) -> tuple[tuple[str, ...], bool]:
         """Looks at the movements of layouts and at their explicit program: along which dimensions some cost more than
@@ -50,9 +57,10 @@ class CrowdedMoves:
                 continue
             counted = counts[0 if self.objective is None else 2] * (1 + _MORE)
             if self.cost(plan(*pair, made.mesh, {name: seen[name] for name in crowded})) > counted:
-                self.pairs.setdefault(pair, crowded)
+                known = type_on(pair[0], self.mesh), type_on(pair[1], self.mesh)
+                self.pairs.setdefault(known, crowded)
                 dims.update(dict.fromkeys(crowded))
-                plans = self.plans(pair, placement.orders)
+                plans = self.plans(known, placement.orders)
                 more |= bool(plans) and min(map(self.cost, plans)) > counted
         return tuple(dims), more
 
@@ -83,15 +91,15 @@ class CrowdedMoves:
         if math.prod(map(len, ways)) > MOST_ORDERS:
             return ()
         choices = (dict(zip(dims, chosen, strict=True)) for chosen in product(*ways))
-        return tuple(plan(*pair, self.program.mesh, chosen) for chosen in choices)
+        return tuple(plan(*pair, self.mesh, chosen) for chosen in choices)
 
     def orders(self, name: str, first: Order, pair: Pair) -> list[Order]:
         """The orders of a dimension that begin so, as far as they matter for a movement: its own digits follow in any
         order, then all others, which it may take for a time."""
-        dim, mesh = self.program.dim(name), self.program.mesh
+        dim, mesh = self.program.dim(name), self.mesh
         if dim.order is not None:
             return [dim.order]
-        fitting = [axis for axis, size in mesh.items() if size > 1 and dim.size % size == 0]
+        fitting = [axis for axis, size in mesh.items() if dim.size % size == 0]
         known = tuple(digit for digit in first if digit in fitting)
         own = mesh.sorted({*pair[0].split(name), *pair[1].split(name)}.difference(known))
         others = tuple(axis for axis in fitting if axis not in known and axis not in own)

@@ -409,17 +409,24 @@ class Solver:
         return float(max(least, 1))
 
     def moving_in(self, group: Group) -> Moves:
-        """The costs of movements between the layouts of a group; of some no less than what plans for them cost."""
+        """The costs of movements between the layouts of a group; of some no less than what plans for them cost, whatever
+        axes of one chip do."""
         found = moving_costs(self.coding, group.codes, group.shape, self.links)
-        here = group.shape, self.coding.mesh
+        mesh = self.coding.mesh
+        here = group.shape, mesh.dividing
+        digits = self.coding.digits(group.codes)[:, [size > 1 for size in mesh.values()]]
+
+        def layouts(kind: TensorType) -> NDArray[np.int64]:
+            states = [self.coding.number(kind.state(axis)) for axis in mesh.dividing]
+            return np.flatnonzero((digits == np.array(states, np.int64)).all(axis=1))
+
         for plans in (each for each in self.problem.options.moves if (each[0].source.shape, each[0].mesh) == here):
-            pair = [self.coding.encode(kind) for kind in (plans[0].source, plans[0].target)]
-            at = tuple(np.searchsorted(group.codes, pair).tolist())
-            if group.codes.take(at, mode="clip").tolist() == pair:
+            at = np.ix_(layouts(plans[0].source), layouts(plans[0].target))
+            if found[0][at].size:
                 received, steps, seconds = (table if table.flags.writeable else table.copy() for table in found)
-                received[at] = max(received[at], min(made.bytes_received for made in plans))
-                steps[at] = max(steps[at], min(made.communicating_steps for made in plans))
-                seconds[at] = max(seconds[at], min(map(self.planned_s, plans)))
+                received[at] = np.maximum(received[at], min(made.bytes_received for made in plans))
+                steps[at] = np.maximum(steps[at], min(made.communicating_steps for made in plans))
+                seconds[at] = np.maximum(seconds[at], min(map(self.planned_s, plans)))
                 found = received, steps, seconds
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 from shardwright.cost.choosing.axis_groups import axis_groups
 from shardwright.cost.choosing.kernel_shares import Structure, structure_of
@@ -13,8 +14,10 @@ from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOpt
 from shardwright.cost.choosing.problem_builder import ProblemBuilder
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Func, Program, Value
-from shardwright.ir.types import OpenType, Partial, ValueType, axis_set
+from shardwright.ir.types import Partial, ValueType, axis_set
 from shardwright.ir.walk import map_program_values
+
+Kind = TypeVar("Kind", bound=ValueType)
 
 _KEPT = 1 << 22
 """Entries of tables that are kept, some tens of megabytes: what is beyond is made each time that it is asked for."""
@@ -68,18 +71,18 @@ class ProgramProblems:
 def on_axes(program: Program, mesh: Mesh) -> Program:
     """The program on some axes of its mesh: what is demanded of these."""
 
-    def kind(before: ValueType) -> ValueType:
-        splits = tuple(None if axes is None else axis_set(a for a in axes if a in mesh) for axes in before.splits)
-        partial = before.partial
-        if isinstance(partial, Partial):
-            left = axis_set(a for a in partial.axes if a in mesh)
-            partial = Partial(partial.kind, left) if left else None
-        if isinstance(before, OpenType):
-            return replace(before, splits=splits, partial=partial)
-        return replace(before, splits=splits, partial=partial)
-
     def value(_func: Func | None, before: Value) -> Value:
-        return replace(before, type=kind(before.type))
+        return replace(before, type=type_on(before.type, mesh))
 
-    made = map_program_values(program, value, lambda _func, before: kind(before))
+    made = map_program_values(program, value, lambda _func, before: type_on(before, mesh))
     return replace(made, mesh=mesh)
+
+
+def type_on(kind: Kind, mesh: Mesh) -> Kind:
+    """The type on some axes of its mesh."""
+    partial = kind.partial
+    if isinstance(partial, Partial):
+        left = axis_set(a for a in partial.axes if a in mesh)
+        partial = Partial(partial.kind, left) if left else None
+    splits = tuple(None if axes is None else axis_set(a for a in axes if a in mesh) for axes in kind.splits)
+    return replace(kind, splits=splits, partial=partial)
