@@ -5,14 +5,13 @@ Products are finished before the next one reads them, and large gathers begin in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from shardwright.backends.jax.source_text import concrete
-from shardwright.cost.kernels.body import Kernel, fused
+from shardwright.cost.kernels.body import BodyKernels, Kernel, function_kernels
 from shardwright.ir import ops
-from shardwright.ir.program import Func, Let, Loop, Program, Scope, Statement
+from shardwright.ir.program import Func, Let, Loop, Program
 from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.ir.walk import defined, operand_names, sites
 
@@ -28,17 +27,16 @@ def finished_products(program: Program, func: Func) -> set[str]:
     one."""
     found: set[str] = set()
 
-    def visit(body: Sequence[Statement], scope: Scope, returned: Sequence[str]) -> None:
-        steps = fused(program, body, scope, returned).steps
-        products = [s for s in steps if isinstance(s, Kernel) and isinstance(s.heavy.operation, ops.Contract)]
+    def visit(body: BodyKernels) -> None:
+        products = [s for s in body.steps if isinstance(s, Kernel) and isinstance(s.heavy.operation, ops.Contract)]
         read = {each.name for product in products for each in product.reads}
         ends = {product.root.result.name for product in products if product.root is not product.heavy}
         found.update(ends & read)
-        for step in steps:
+        for step in body.steps:
             if isinstance(step, Loop):
-                visit(step.body, scope.inside(step), step.following)
+                visit(body.inside(step))
 
-    visit(func.body, Scope.of(program, func), func.returns)
+    visit(function_kernels(program, func))
     return found
 
 

@@ -409,8 +409,8 @@ class Solver:
         return float(max(least, 1))
 
     def moving_in(self, group: Group) -> Moves:
-        """The costs of movements between the layouts of a group; of some no less than what plans for them cost, whatever
-        axes of one chip do."""
+        """The costs of movements between the layouts of a group; of some no less than what plans for them cost,
+        whatever axes of one chip do."""
         found = moving_costs(self.coding, group.codes, group.shape, self.links)
         mesh = self.coding.mesh
         here = group.shape, mesh.dividing

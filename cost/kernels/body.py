@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.cost.kernels.fusion import Charge, Fusion, KernelTraffic, heavy_of
-from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Movement
-from shardwright.ir.program import Free, Let, Loop, Program, Scope, SetState, Statement
+from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement
 from shardwright.ir.types import OpenType, TensorType
 from shardwright.ir.walk import operand_names
 
@@ -60,9 +60,33 @@ class BodyKernels:
     types: Mapping[str, TensorType]
     sources: Mapping[str, str]
     scope: Scope
+    program: Program
+    known: list[tuple[Loop, BodyKernels]] = field(default_factory=list[tuple[Loop, "BodyKernels"]])
+    """The bodies of loops that were asked for."""
 
     def source(self, name: str) -> str:
         return self.sources.get(name, name)
+
+    def inside(self, loop: Loop) -> BodyKernels:
+        """The kernels of the body of a loop of this one."""
+        made = next((body for each, body in self.known if each is loop), None)
+        if made is None:
+            made = fused(self.program, loop.body, self.scope.inside(loop), loop.following)
+            self.known.append((loop, made))
+        return made
+
+
+_RECENT: deque[tuple[Program, Func, BodyKernels]] = deque(maxlen=8)
+"""Functions whose kernels were asked for lately: time and memory are both asked of each."""
+
+
+def function_kernels(program: Program, func: Func) -> BodyKernels:
+    """The kernels of a function's body. Raises TypeError where a type has holes."""
+    made = next((body for whole, each, body in _RECENT if whole is program and each is func), None)
+    if made is None:
+        made = fused(program, func.body, Scope.of(program, func), func.returns)
+        _RECENT.append((program, func, made))
+    return made
 
 
 def fused(program: Program, body: Sequence[Statement], scope: Scope, returned: Sequence[str]) -> BodyKernels:
@@ -71,7 +95,7 @@ def fused(program: Program, body: Sequence[Statement], scope: Scope, returned: S
     `scope` is that at the start of the body, and has the body's values defined afterwards. Raises TypeError
     where a type has holes.
     """
-    return _Parted(Fusion.of(program, body, scope, returned), program.mesh).block()
+    return _Parted(Fusion.of(program, body, scope, returned), program).block()
 
 
 @dataclass
@@ -89,9 +113,8 @@ class _Sum:
 class _Parted:
     """The kernels of a body whose movements part some of them."""
 
-    def __init__(self, fusion: Fusion, mesh: Mesh) -> None:
-        self.fusion = fusion
-        self.mesh = mesh
+    def __init__(self, fusion: Fusion, program: Program) -> None:
+        self.fusion, self.program, self.mesh = fusion, program, program.mesh
         self.types: dict[str, TensorType] = {}
         for name, kind in fusion.types.items():
             if isinstance(kind, OpenType):
@@ -121,7 +144,7 @@ class _Parted:
                     steps.append(statement)
                 case _:
                     pass
-        return BodyKernels(tuple(steps), self.types, self.sources, self.fusion.scope)
+        return BodyKernels(tuple(steps), self.types, self.sources, self.fusion.scope, self.program)
 
     def kernel(self, root: Let) -> Kernel:
         if isinstance(root.operation, Movement):

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.cost.kernels.body import BodyKernels, Kernel, fused
+from shardwright.cost.kernels.body import BodyKernels, Kernel, function_kernels
 from shardwright.cost.kernels.fusion import windows_of
 from shardwright.cost.movements.movement import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import Attend, Contract, Foreign, Grouped, Movement, Roll, Start, Update
 from shardwright.ir.ops.indexing import page_of_row
-from shardwright.ir.program import Func, Let, Loop, Program, Scope
+from shardwright.ir.program import Func, Let, Loop, Program
 from shardwright.ir.types import ON_HOST, DType, Placement, Shape, TensorType, Tier
 from shardwright.ir.walk import operand_names
 
@@ -140,7 +140,7 @@ def works_in(steps: Steps) -> Iterator[Work]:
 
 def steps_of(program: Program, func: Func) -> Steps:
     """The kernels and loops of a function in program order. Raises TypeError where a type still has holes."""
-    return _Reader(program, func).steps(fused(program, func.body, Scope.of(program, func), func.returns), ())
+    return _Reader(program, func).steps(function_kernels(program, func), ())
 
 
 class _Reader:
@@ -159,7 +159,7 @@ class _Reader:
                 case Kernel():
                     made.append(self.work(step, block, loops))
                 case Loop():
-                    inner = fused(self.program, step.body, block.scope.inside(step), step.following)
+                    inner = block.inside(step)
                     carried = tuple(
                         CarriedValue(
                             block.source(carry.initial), carry.value.name, inner.source(following), result.name

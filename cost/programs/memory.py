@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.cost.kernels.body import BodyKernels, Kernel, fused
+from shardwright.cost.kernels.body import BodyKernels, Kernel, function_kernels
 from shardwright.cost.kernels.fusion import pointwise
 from shardwright.ir.ops import AllGather, Attend, Contract, Store, Update
-from shardwright.ir.program import Free, Func, Loop, Program, Scope, SetState, Value
+from shardwright.ir.program import Free, Func, Loop, Program, SetState, Value
 from shardwright.ir.types import TensorType, Tier
 from shardwright.ir.walk import names_freed, names_read, operand_names
 
@@ -61,8 +61,7 @@ def memory_of(program: Program, func: Func, tier: Tier = Tier.DEVICE, *, copied_
     """
     weights = sum(bytes_on(value.concrete, program.mesh, tier) for value in program.weights)
     state = sum(bytes_on(value.concrete, program.mesh, tier) for value in program.state)
-    scope = Scope.of(program, func)
-    block = fused(program, func.body, scope, func.returns)
+    block = function_kernels(program, func)
     arguments = [value.name for value in func.params]
     outside = {value.name for value in (*program.weights, *program.state)}
     walk = _Liveness(program, block, tier, outside, func.returns, copied_slices)
@@ -184,10 +183,9 @@ class _Liveness:
         read_inside = {self._source(name) for name in names_read(loop.body)}
         initial = {self._source(carry.initial) for carry in loop.carries} - read_inside
         through = _held({name: value for name, value in live.items() if name not in dying & initial})
-        scope = self.block.scope.inside(loop)
-        outside = set(scope.values) - {carry.value.name for carry in loop.carries}
-        block = fused(self.program, loop.body, scope, loop.following)
-        body = _Liveness(self.program, block, self.tier, outside, loop.following, self.copied_slices)
+        outside = set(self.block.scope.inside(loop).values) - {carry.value.name for carry in loop.carries}
+        inside = self.block.inside(loop)
+        body = _Liveness(self.program, inside, self.tier, outside, loop.following, self.copied_slices)
         inner = body.peak([carry.value.name for carry in loop.carries])
         return _Peak((*through, *inner.live), inner.at)
 

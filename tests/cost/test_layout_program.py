@@ -237,12 +237,13 @@ def finished(program: Program, anything: _Anything) -> Program:
     return run_passes(made, (ChooseDigitOrder(tied=True), InsertMoves(), Cleanup(), ChooseDigitOrder()))
 
 
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 9), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_rows_never_count_more_than_the_finished_program_takes(name: str) -> None:
+def test_rows_never_count_more_than_the_finished_program_takes(name: str, seeds: range) -> None:
     """Under layouts and movements at random, most of them senseless; and under some of them they count all of it."""
     program = run_passes(load(Source(name, PROGRAMS[name])), (Decompose(), Cleanup()))
     shares: list[float] = []
-    for seed in range(9):
+    for seed in seeds:
         anything = _Anything(program, seed)
         made = finished(program, anything)
         peak = memory_of(made, made.funcs[0]).peak
