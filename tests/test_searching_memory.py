@@ -345,7 +345,7 @@ def test_nothing_fits_whatever_the_layouts() -> None:
         assert caught.value.diagnostics[0].code == "does-not-fit"
 
 
-@pytest.mark.parametrize("seed", [33, 50, 103, 128])
+@pytest.mark.parametrize("seed", [33, 50, 103, pytest.param(128, marks=pytest.mark.slow)])
 def test_less_memory_is_never_faster(seed: int) -> None:
     """Random programs with loops, state and demanded types: no answer is better than the bound with more memory."""
     program, made = surface_program(seed), replace(load_chip("h100"), memory_bytes=1e9)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardwright.cost.hardware.runtimes import Runtime, RuntimeRates
 from shardwright.cost.offloading.memory import attends_on_host
@@ -124,6 +125,19 @@ def _mean_context(sizes: Sizes) -> float:
     return sizes.prompt + sizes.generated / 2
 
 
+_EMBEDDING, _ATTENTION, _FEEDFORWARD, _UNEMBEDDING = range(4)
+"""The numbers of the parts of a pass."""
+
+_TRANSITIONS = (
+    (_EMBEDDING, _ATTENTION),
+    (_ATTENTION, _FEEDFORWARD),
+    (_FEEDFORWARD, _ATTENTION),
+    (_FEEDFORWARD, _UNEMBEDDING),
+    (_UNEMBEDDING, _EMBEDDING),
+)
+"""Each part with the one after it."""
+
+
 @dataclass(frozen=True)
 class _Model:
     sizes: Sizes
@@ -153,9 +167,12 @@ class _Model:
 
     def loads(self, tokens: int, context: float) -> Iterator[tuple[int, Load]]:
         """The loads of a pass's steps, and how often each occurs."""
-        for count, steps in self._transitions(tokens, context):
-            for repeat, step in steps:
-                yield count * repeat, step + Load(disk=self.rates.disk_step_s) if step.disk else step
+        layers = self.sizes.layers
+        often = {(_ATTENTION, _FEEDFORWARD): layers, (_FEEDFORWARD, _ATTENTION): layers - 1}
+        for pair, steps in self.steps(tokens, context).items():
+            if count := often.get(pair, 1):
+                for repeat, step in steps:
+                    yield count * repeat, step + Load(disk=self.rates.disk_step_s) if step.disk else step
 
     def seconds(self, load: Load) -> float:
         """The seconds of a step, or of everything where copies run ahead of the computation as far as they like."""
@@ -171,32 +188,31 @@ class _Model:
             return held_up + shared + runtime.shares_device * min(computed, copies)
         return held_up + shared + runtime.step_overhead_s
 
-    def _transitions(self, tokens: int, context: float) -> Iterator[tuple[int, list[tuple[int, Load]]]]:
-        """Each part with the part after it, how often that occurs, and the loads of its batches' steps."""
-        sizes = self.sizes
-        embedding, attention = sizes.embedding, sizes.attention
-        feedforward, unembedding = sizes.feedforward, sizes.unembedding
-        for part, following, count in (
-            (embedding, attention, 1),
-            (attention, feedforward, sizes.layers),
-            (feedforward, attention, sizes.layers - 1),
-            (feedforward, unembedding, 1),
-            (unembedding, embedding, 1),
-        ):
-            if count:
-                yield count, self.steps(part, following, tokens, context)
-
-    def steps(self, part: WeightGroup, following: WeightGroup, tokens: int, context: float) -> list[tuple[int, Load]]:
-        """The steps of one part: the first fetches the next part's weights. The cache of a batch is fetched during
-        the step before the batch's attention, and stored during the step after it."""
-        batches = self.policy.n_gpu_batches
-        weights = self._weights(following)
-        own = self.computation(part, tokens, context) + self._hidden(tokens)
+    def steps(self, tokens: int, context: float) -> dict[tuple[int, int], list[tuple[int, Load]]]:
+        """The loads of each part's steps, by its number and that of the part after it, and how often each occurs."""
+        hidden, stored = self._hidden(tokens), self._cache_stored(tokens)
         fetched = self._cache_fetched(context) if tokens == 1 else Load()
-        stored = self._cache_stored(tokens)
-        attends, precedes = part is self.sizes.attention, following is self.sizes.attention
-        first = own + weights
-        follows = part is self.sizes.feedforward
+        own = [self.computation(part, tokens, context) + hidden for part in self.parts]
+        return {pair: self._batches(*pair, own[pair[0]], fetched, stored) for pair in _TRANSITIONS}
+
+    @property
+    def parts(self) -> tuple[WeightGroup, ...]:
+        """The parts of a pass, by their numbers."""
+        return self.sizes.embedding, self.sizes.attention, self.sizes.feedforward, self.sizes.unembedding
+
+    @cached_property
+    def _weights_fetched(self) -> list[Load]:
+        """What fetching each part's weights takes."""
+        return [self._weights(part) for part in self.parts]
+
+    def _batches(self, part: int, following: int, own: Load, fetched: Load, stored: Load) -> list[tuple[int, Load]]:
+        """The steps of one part, which computes and moves what is its `own`: the first fetches the next part's weights.
+        The cache of a batch is fetched during the step before the batch's attention, and stored during the step after
+        it."""
+        batches = self.policy.n_gpu_batches
+        attends, precedes = part == _ATTENTION, following == _ATTENTION
+        first = own + self._weights_fetched[following]
+        follows = part == _FEEDFORWARD
         if batches == 1:
             return [(1, first + (fetched if precedes else Load()) + (stored if follows else Load()))]
         first += (fetched if attends else Load()) + (stored if follows else Load())
@@ -325,16 +341,16 @@ class BlockStep:
 def steps_of(sizes: Sizes, policy: Policy, runtime: Runtime, rates: RuntimeRates) -> Iterator[BlockStep]:
     """The steps of a block in order. Where `times_of` takes the cache of decode at its mean length, here it grows."""
     model = _Model(sizes, policy, runtime, rates)
-    layer = (sizes.attention, sizes.feedforward)
-    parts = (sizes.embedding, *(part for _ in range(sizes.layers) for part in layer), sizes.unembedding)
+    parts = (_EMBEDDING, *(_ATTENTION, _FEEDFORWARD) * sizes.layers, _UNEMBEDDING)
+    names = [part.name for part in model.parts]
     for token in range(sizes.generated):
-        tokens, context = (1, sizes.prompt + token) if token else (sizes.prompt, sizes.prompt)
-        for part, following in zip(parts, (*parts[1:], parts[0]), strict=True):
+        steps = model.steps(*((1, sizes.prompt + token) if token else (sizes.prompt, sizes.prompt)))
+        for pair in zip(parts, (*parts[1:], parts[0]), strict=True):
             batch = 0
-            for repeat, step in model.steps(part, following, tokens, context):
+            for repeat, step in steps[pair]:
                 load = step + Load(disk=rates.disk_step_s) if step.disk else step
                 for _ in range(repeat):
-                    yield BlockStep(token, part.name, batch, load, model.seconds(load))
+                    yield BlockStep(token, names[pair[0]], batch, load, model.seconds(load))
                     batch += 1
 
 

@@ -130,7 +130,7 @@ def test_a_sweep_reproduce_and_cost_agree_to_the_last_digit(decomposed: bool) ->
         phases=("decode", "prefill"),
         generated=1,
     )
-    for one in random.Random(7).sample(configurations_of(sweep), 6):
+    for one in random.Random(7).sample(configurations_of(sweep), 6)[decomposed::2]:
         where = replace(one.deployment, decomposed=decomposed)
         found = price(sweep, Configuration(where, one.phase, one.batch))
         workload = Workload(one.batch, 192, 1)

@@ -32,7 +32,11 @@ func block(x: BLE_xy) -> BLE_xy {
 """
 
 
-@pytest.mark.parametrize("order", list(permutations(range(4))), ids=lambda order: "".join(map(str, order)))
+ORDERS = list(permutations(range(4)))
+OTHERS = [pytest.param(order, marks=pytest.mark.slow) for order in ORDERS[1::2]]
+
+
+@pytest.mark.parametrize("order", [*ORDERS[::2], *OTHERS], ids=lambda order: "".join(map(str, order)))
 def test_a_block(order: tuple[int, ...]) -> None:
     passes = ("fuse-parallel-block", "quantize-weights", "reduce-into{dim=sequence}", "weight-gather{axes=x}")
     before = program(BLOCK)
