@@ -235,9 +235,10 @@ class _Parted:
         """The charge that movements of a result add that would have stayed in a kernel."""
         name = root.results[0].name
         nodes = [node for node in self.fusion.moved if self.fusion.origin(node) == name]
-        for number, node in enumerate(node for node in nodes if node in self.fusion.parted):
+        parting = [(node, charge) for node in nodes if (charge := self.fusion.parting(node)) is not None]
+        for number, (node, charge) in enumerate(parting):
             made.starts += number > 0
-            made.beside += sum(self.add(made, root, each, self.types[node]) for each in self.fusion.parted[node].beside)
+            made.beside += sum(self.add(made, root, each, self.types[node]) for each in charge.beside)
         for node in (node for node in nodes if node in self.fusion.after and node in self.fusion.settled):
             # It is read in between, what follows comes from there, and another kernel is started.
             again = KernelTraffic(-1, "", self.fusion.bytes_of(node), None)

@@ -148,10 +148,10 @@ class Fusion:
     """The kernels of a body as they are without movements.
 
     `charges` are what statements add to kernels, by the first value that they make; there is none for what is computed
-    before a product, a reduction or other values. `parted` has what a movement of such a value adds; `after` has the
-    values that a product makes and those computed from them in its kernel, each with what its reader then adds that is
-    hidden no more; views of these are among them. `moved` are the values that movements of the text read, those of
-    `slices` aside. `within` has for each value the values whose kernels it is computed in.
+    before a product, a reduction or other values (`parted`). `after` has the values that a product makes and those
+    computed from them in its kernel, each with what its reader then adds that is hidden no more; views of these are
+    among them. `moved` are the values that movements of the text read, those of `slices` aside. `within` has for each
+    value the values whose kernels it is computed in.
     """
 
     body: Sequence[Statement]
@@ -171,9 +171,10 @@ class Fusion:
     """Slices over chips that are computed in the kernels that read them."""
     inline: set[str] = field(default_factory=set[str])
     charges: dict[str, Charge] = field(default_factory=dict[str, Charge])
-    parted: dict[str, Charge] = field(default_factory=dict[str, Charge])
     after: dict[str, Charge] = field(default_factory=dict[str, Charge])
     within: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    leaves: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """What is below the values that were asked for."""
 
     @staticmethod
     def of(program: Program, body: Sequence[Statement], scope: Scope, returned: Sequence[str]) -> Fusion:
@@ -286,7 +287,11 @@ class Fusion:
     def below(self, name: str) -> set[str]:
         """The values that lie in memory, without movements, of what a value is computed from."""
         name = self.origin(name)
-        return {leaf for leaf, _ in self._leaves(self.lets[name])} if name in self.inline else {name}
+        if name not in self.inline:
+            return {name}
+        if name not in self.leaves:
+            self.leaves[name] = {leaf for leaf, _ in self._leaves(self.lets[name])}
+        return self.leaves[name]
 
     # ------------------------------------------------------------ what is read and written
 
@@ -335,8 +340,18 @@ class Fusion:
                 left += [each for other in others for each in self.charges[other].behind]
                 beside = tuple(self._seen_from(name, each) for each in left)
                 self.after[name] = Charge(beside=beside, starts=not self._reduced((reader, *others)[-1]))
-            elif self.origin(name) in self.inline:
-                self.parted[name] = self._standing(name)
+
+    @property
+    def parted(self) -> dict[str, Charge]:
+        """The charge that a movement adds of each value that is computed in the kernels that read it."""
+        names = [*self.lets, *self.sources, *self.settled]
+        return {name: charge for name in names if (charge := self.parting(name)) is not None}
+
+    def parting(self, name: str) -> Charge | None:
+        """The charge that a movement of one value adds; None where it adds none, or what `after` has."""
+        origin = self.origin(name)
+        known = name in self.lets or name in self.sources or name in self.settled
+        return self._standing(name) if known and origin in self.inline and origin not in self.after else None
 
     def _reduced(self, name: str) -> bool:
         """Tells whether a reduction's kernel reads a value: that can compute it, and write it as well."""
