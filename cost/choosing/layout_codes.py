@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,9 +70,8 @@ class StateNumbering:
         return TensorType.of_states(shape, states, placement)
 
     def digits(self, codes: Codes) -> NDArray[np.int64]:
-        """The states of each axis: [codes, axes]."""
-        powers = self.radix ** np.arange(len(self.mesh), dtype=np.int64)
-        return codes[:, None] // powers[None, :] % self.radix
+        """The states of each axis: [codes, axes]. The array cannot be written to."""
+        return _digits(self.radix, len(self.mesh), codes.tobytes())
 
     def partial(self, codes: Codes) -> NDArray[np.bool_]:
         """Which layouts are partial over an axis."""
@@ -133,6 +133,15 @@ class StateNumbering:
             chips = np.where(digits == self.number_of_dim(dim.name), sizes, 1).prod(axis=1)
             ok &= math.gcd(dim.size, declared[dim.name]) % chips == 0
         return ok
+
+
+@lru_cache(maxsize=1 << 10)
+def _digits(radix: int, n_axes: int, codes: bytes) -> NDArray[np.int64]:
+    """The digits of codes, which are asked for again and again."""
+    powers = radix ** np.arange(n_axes, dtype=np.int64)
+    made = np.frombuffer(codes, np.int64)[:, None] // powers[None, :] % radix
+    made.flags.writeable = False
+    return made
 
 
 def local_elements(coding: StateNumbering, codes: Codes, shape: Shape) -> NDArray[np.float64]:

@@ -358,10 +358,13 @@ class Solver:
         parting = self.parting(entry.node) if uses else None
         for own in [(number,) for number in numbers] if apart else [tuple(numbers)] if uses else []:
             variables = (home, *(uses[number] for number in own))
-            layouts = unique_codes([domains[v] for v in variables])
-            places = tuple(np.searchsorted(layouts, domains[v]).astype(np.int64) for v in variables)
+            there = np.zeros(len(costs), np.bool_)
+            for variable in variables:
+                there[domains[variable]] = True
+            layouts, number = np.flatnonzero(there), there.cumsum() - 1
+            places = tuple(number[domains[v]] for v in variables)
             among = np.ix_(layouts, layouts)
-            known = {id(each): each[among] for each in (costs, *last)}
+            known = {id(each): each if len(layouts) == len(costs) else each[among] for each in (costs, *last)}
             into = tuple(known[id(last[number])] for number in own) if last else ()
             stay, first = tuple(rigid[number] for number in own), None if parting is None else parting[layouts]
             made.append(TreeFactor.of(variables, known[id(costs)], places, stay, into, first))

@@ -57,7 +57,14 @@ def plain(source: Program) -> Program:
     return Cleanup().run(Decompose().run(source))
 
 
-@pytest.mark.parametrize("path", HARD, ids=lambda path: path.stem)
+HARDEST = "three_functions"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow) if path.stem == HARDEST else path for path in HARD],
+    ids=[path.stem for path in HARD],
+)
 def test_programs_beyond_the_limit_are_placed_with_a_gap(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = load(str(path))
     traces: list[PassRecord] = []
