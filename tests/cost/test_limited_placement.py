@@ -125,6 +125,41 @@ def test_axes_of_one_chip_cost_no_proof(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.endswith("1,184 received per chip, proved least\n")
 
 
+CROWDED = """
+mesh x=2 y=1 w=2
+dim B=4 L=2 E=8 F=4 D=2 T=6
+weights {
+  w_k: f32 E_yD
+  layers_in: f32 E_wF
+  layers_out: f32 F_yE
+}
+state {
+  caches: f32 BTD?
+  pos: int32
+}
+func f(tokens: f32 BLE?) -> (f32 LBE?) {
+  h: f32 B_yLE = tokens
+  g: f32 BL_xE = layernorm[E, eps=1e-5](h)
+  v = tanh((gelu(g @[E] layers_in) @[F] layers_out) * 0.1)
+  c = tanh((g @[E] w_k) * 0.1)
+  set caches = update[T](caches, c, pos)
+  u = softmax[T, causal=L](c @[D] caches, pos)
+  h1 = sum[D](u @[T] caches)
+  g3: f32 BL_wE_? = v * tanh(h1)
+  return h + g3
+}
+"""
+
+
+def test_movements_without_room_cost_as_much_beside_axes_of_one_chip() -> None:
+    """L has no room for x and w together, which is seen in layouts that were chosen; y, of one chip, is in the way of
+    neither the price nor the proof."""
+    without = CROWDED.replace(" y=1", "").replace("_y", "")
+    one, other = (search(program(text), Objective()) for text in (CROWDED, without))
+    assert (one.status, other.status) == ("optimal", "optimal")
+    assert (one.objective_s, one.bound_s) == (other.objective_s, other.bound_s)
+
+
 def test_demands_that_one_axis_cannot_meet_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Four axes told apart have too many layouts for a search of all of them; each alone has few, and x has none."""
     path = str(Path(__file__).parent / "refused" / "one_axis_in_the_way.shard")
