@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import pytest_asyncio
 import pytest_lsp
 from lsprotocol import types as lsp
 from pytest_lsp import ClientServerConfig, LanguageClient, client_capabilities
@@ -49,13 +50,24 @@ async def begun(client: LanguageClient, options: dict[str, str]) -> AsyncIterato
     await client.shutdown_session()
 
 
-@pytest_lsp.fixture(config=SERVER)
-async def client(lsp_client: LanguageClient) -> AsyncIterator[None]:
+@pytest_lsp.fixture(config=SERVER, scope="module")
+async def server(lsp_client: LanguageClient) -> AsyncIterator[None]:
     async for _ in begun(lsp_client, {}):
         yield
 
 
-@pytest_lsp.fixture(config=SERVER)
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(server: LanguageClient) -> AsyncIterator[LanguageClient]:
+    """A client with no text open, of one server for all tests: a process of its own for each took most of their
+    time."""
+    server.diagnostics.clear()
+    server.messages.clear()
+    yield server
+    server.text_document_did_close(lsp.DidCloseTextDocumentParams(lsp.TextDocumentIdentifier(URI)))
+    await seen(server)
+
+
+@pytest_lsp.fixture(config=SERVER, scope="module")
 async def strict(lsp_client: LanguageClient) -> AsyncIterator[None]:
     """A client that asks for explicit programs."""
     async for _ in begun(lsp_client, {"level": "explicit"}):
@@ -169,7 +181,7 @@ async def completed(client: LanguageClient, text: str) -> dict[str, str]:
     return made
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_fault_has_its_place_and_its_mend(client: LanguageClient) -> None:
     text = LAYER.replace("gelu(h)", "geluu(h)")
     (fault,) = await opened(client, text)
@@ -179,7 +191,7 @@ async def test_a_fault_has_its_place_and_its_mend(client: LanguageClient) -> Non
     assert await fixes(client, text, [fault]) == {"Write gelu": LAYER}
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("right", "wrong", "title"),
     [
@@ -198,7 +210,7 @@ async def test_words_nearly_right_are_mended(client: LanguageClient, right: str,
     )
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_place_noted_elsewhere_is_a_link(client: LanguageClient) -> None:
     text = LAYER.replace("b = gelu(h)", "h = gelu(h)")
     fault, *_ = await opened(client, text)
@@ -209,7 +221,7 @@ async def test_a_place_noted_elsewhere_is_a_link(client: LanguageClient) -> None
     assert first.location.range.start == at(text, "h: BF?")
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_missing_movements_are_inserted(strict: LanguageClient) -> None:
     text = LAYER.replace("h: BF? = a", "h: bf16 BF_y = a").replace("b =", "b: bf16 BF_y =")
 
@@ -230,7 +242,7 @@ async def test_missing_movements_are_inserted(strict: LanguageClient) -> None:
     assert list(await fixes(strict, after, left)) == ["Write all_reduce[y](b @ w_out)"]
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_types_found_are_hints_that_can_be_written(client: LanguageClient) -> None:
     assert await laid_out(client, LAYER) == []
     found = await hints(client)
@@ -244,13 +256,13 @@ async def test_types_found_are_hints_that_can_be_written(client: LanguageClient)
     assert await seen(client) == []
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_warnings_are_published(client: LanguageClient) -> None:
     found = await laid_out(client, LAYER.replace("h: BF?", "h: BF(partialsum-x)"))
     assert [(each.code, each.severity) for each in found] == [("reduced-at-once", lsp.DiagnosticSeverity.Warning)]
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_holes_are_filled_by_a_quick_fix(client: LanguageClient) -> None:
     await laid_out(client, LAYER)
     place = at(LAYER, "BF? =", 1)
@@ -260,7 +272,7 @@ async def test_holes_are_filled_by_a_quick_fix(client: LanguageClient) -> None:
     assert action.title == "Fill this hole: bf16 BF_y"
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_hover_says_what_a_chip_holds_and_what_a_line_takes(client: LanguageClient) -> None:
     await laid_out(client, LAYER)
     text = await hover(client, at(LAYER, "b @ w_out"))
@@ -277,7 +289,7 @@ async def test_hover_says_what_a_chip_holds_and_what_a_line_takes(client: Langua
     assert await hover(client, at(LAYER, "return")) == ""
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_definitions_are_found_through_scopes(client: LanguageClient) -> None:
     text = (EXAMPLES / "13_palm_model.shard").read_text()
     await opened(client, text)
@@ -293,7 +305,7 @@ async def test_definitions_are_found_through_scopes(client: LanguageClient) -> N
         assert found.range.start == at(text, there)
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_two_loops_may_use_one_name(client: LanguageClient) -> None:
     text = """\
 mesh x=2
@@ -319,7 +331,7 @@ func twice(w: f32 NB, a: f32 B) -> f32 B {
     assert found.range.start == at(text, "c = h * w")
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_what_could_be_written(client: LanguageClient) -> None:
     head = LAYER[: LAYER.index("  b = gelu")]
     words = await completions(client, f"{head}  b = |")
@@ -340,7 +352,7 @@ async def test_what_could_be_written(client: LanguageClient) -> None:
     assert {"return", "set", "free"} <= set(await completions(client, f"{head}  |"))
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("line", "label", "whole"),
     [
@@ -360,14 +372,14 @@ async def test_a_proposal_replaces_what_is_written_of_it(
     assert (await completed(client, f"{head}  {line}"))[label] == f"{head}  {whole}"
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_chip_is_one_word(client: LanguageClient) -> None:
     found = await completed(client, "chip tpu-|\n")
     assert found["tpu-v4"] == "chip tpu-v4\n"
     assert all(name.startswith("tpu-") for name in found)
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_what_has_the_letters_is_proposed_and_what_begins_with_them_first(client: LanguageClient) -> None:
     head = LAYER[: LAYER.index("  b = gelu")]
     words = await completions(client, f"{head}  b = ge|")
@@ -376,7 +388,7 @@ async def test_what_has_the_letters_is_proposed_and_what_begins_with_them_first(
     assert "softmax" not in words
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_formatting_is_that_of_fmt(client: LanguageClient) -> None:
     loose = LAYER.replace("a @ w_in", "a@w_in").replace("  w_in: ", " w_in :  ")
     await opened(client, loose)
@@ -387,7 +399,7 @@ async def test_formatting_is_that_of_fmt(client: LanguageClient) -> None:
     assert await client.text_document_formatting_async(asked) is None
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_the_outline(client: LanguageClient) -> None:
     await opened(client, LAYER)
     asked = lsp.DocumentSymbolParams(lsp.TextDocumentIdentifier(URI))
@@ -395,7 +407,7 @@ async def test_the_outline(client: LanguageClient) -> None:
     assert [symbol.name for symbol in found] == ["weights", "layer"]
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_only_the_last_version_is_answered(client: LanguageClient) -> None:
     """Typing faster than layouts are chosen: what comes in the end is of the last text."""
     await opened(client, (EXAMPLES / "13_palm_model.shard").read_text())
@@ -409,7 +421,7 @@ async def test_only_the_last_version_is_answered(client: LanguageClient) -> None
     assert (await eventually(held)).startswith("```shard\nb :~ bf16 BF_y\n```\n\non each chip: 8 × 352")
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_nothing_typed_ends_the_server(client: LanguageClient) -> None:
     generator = random.Random(5)
     await opened(client, LAYER)
@@ -428,7 +440,7 @@ async def test_nothing_typed_ends_the_server(client: LanguageClient) -> None:
     assert await seen(client) == []
 
 
-@pytest.mark.asyncio
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_change_of_a_closed_text_is_no_fault_of_the_server(client: LanguageClient) -> None:
     await opened(client, LAYER)
     client.text_document_did_close(lsp.DidCloseTextDocumentParams(lsp.TextDocumentIdentifier(URI)))
