@@ -15,9 +15,19 @@ from shardwright.exporting.vllm_flags import Heads
 
 
 def test_the_plan_of_transformers(shardwright: Run, imported: Callable[..., Path]) -> None:
+    """A plan has no flags, and may leave the table whole, which vLLM splits: a faster one is named in words."""
     path = imported("megatron")
-    plan = json.loads(exported(shardwright, path, "hf-tp-plan", "plan.json"))
-    assert plan == {"embed_tokens": "embedding_rowwise", **TP_PLAN}
+    plan = shardwright("export", path, "--as", "hf-tp-plan")
+    assert json.loads(plan.out) == {"embed_tokens": "embedding_rowwise", **TP_PLAN}
+    said = re.search(r"layouts: (\S+ \S+) for (\S+ \S+) on the reference chip; (.*) would take", plan.err)
+    assert said, plan.err
+    assert said[3] == "a plan that leaves the embedding table whole"
+    flags = shardwright("export", path, "--as", "vllm")
+    assert flags.out == "--tensor-parallel-size 4\n"
+    assert f"layouts: {said[1]} for {said[2]} on the reference chip" in flags.err
+
+
+def test_the_plan_of_transformers_for_experts(shardwright: Run, imported: Callable[..., Path]) -> None:
     experts = imported("megatron", config=MIXTRAL)
     plan = json.loads(exported(shardwright, experts, "hf-tp-plan", "plan.json"))
     # Of transformers 5.23: MixtralConfig.base_model_tp_plan.
@@ -26,18 +36,6 @@ def test_the_plan_of_transformers(shardwright: Run, imported: Callable[..., Path
         "layers.*.mlp.experts.down_proj": "rowwise",
         "layers.*.mlp.experts": "moe_tp_experts",
     }
-
-
-def test_a_faster_plan_is_named_in_words(shardwright: Run, imported: Callable[..., Path]) -> None:
-    """A plan of `transformers` has no flags, and may leave the table whole, which vLLM splits."""
-    path = imported("megatron")
-    plan = shardwright("export", path, "--as", "hf-tp-plan").err
-    said = re.search(r"layouts: (\S+ \S+) for (\S+ \S+) on the reference chip; (.*) would take", plan)
-    assert said, plan
-    assert said[3] == "a plan that leaves the embedding table whole"
-    flags = shardwright("export", path, "--as", "vllm")
-    assert flags.out == "--tensor-parallel-size 4\n"
-    assert f"layouts: {said[1]} for {said[2]} on the reference chip" in flags.err
 
 
 def test_plans_differ_in_table_and_experts() -> None:
@@ -68,7 +66,7 @@ def test_flags_of_vllm_are_the_nearest_setting(shardwright: Run, imported: Calla
 
 def test_flags_of_vllm_for_caches_split_along_positions(shardwright: Run, imported: Callable[..., Path]) -> None:
     grouped = LLAMA | {"num_key_value_heads": 2}
-    options = ("--cache", "64", "--attention", "positions")
+    options = ("--cache", "64", "--attention", "positions", "--phase", "decode")
     path = imported("megatron", config=grouped, options=options)
     assert "T_yK_x" in path.read_text()
     done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
@@ -109,7 +107,7 @@ def test_rules_of_vllm_for_positions(context: int, tensor: int, broken: str) -> 
 
 
 def test_flags_of_vllm_for_pipelines(shardwright: Run, imported: Callable[..., Path]) -> None:
-    path = imported("megatron", "x=2", options=("--cache", "64"))
+    path = imported("megatron", "x=2", options=("--cache", "64", "--phase", "decode"))
     text = path.read_text().replace("mesh x=2", "mesh p=2 x=2")
     path.write_text(re.sub(r": f32 N(?=[A-Z])", ": f32 N_p", text))
     done = shardwright("export", path, "--as", "vllm", "--chip", "h100", "--calls", "decode=64")
@@ -126,17 +124,16 @@ QUANTIZED = "quantize-weights{floats=true,products=true}"
 
 
 @pytest.mark.parametrize(
-    ("kept", "passes", "flags"),
+    ("phase", "passes", "flags"),
     [
-        (None, "", ""),
-        ("f8e4m3", "", " --kv-cache-dtype fp8_e4m3"),
-        ("f8e4m3", QUANTIZED, " --quantization fp8 --kv-cache-dtype fp8_e4m3"),
+        ((), "", " --kv-cache-dtype fp8_e4m3"),
+        (("--phase", "decode"), QUANTIZED, " --quantization fp8 --kv-cache-dtype fp8_e4m3"),
     ],
 )
 def test_flags_of_vllm_name_numbers_of_8_bits(
-    kept: str | None, passes: str, flags: str, shardwright: Run, imported: Callable[..., Path]
+    phase: tuple[str, ...], passes: str, flags: str, shardwright: Run, imported: Callable[..., Path]
 ) -> None:
-    path = imported("megatron", "x=2", options=("--cache", "64", *(() if kept is None else ("--cache-format", kept))))
+    path = imported("megatron", "x=2", options=("--cache", "64", "--cache-format", "f8e4m3", *phase))
     if passes:
         assert shardwright("opt", path, "--passes", passes, "-o", path).status == 0
     done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
