@@ -167,8 +167,9 @@ read in chunks of 5 tokens, on virtual CPU devices. A cell is a checkpoint, the 
 or batch, a mesh, the preset of prefill, and whether log-probabilities are asked for. Each architecture meets every
 preset, attention and mesh with prefill in the same preset, and again with one of the others that store weights alike,
 which take turns; the variants meet every preset, all else in turn. `make test-all` runs every cell, `make test` a
-subset in which each architecture meets each way to store weights over several chips, and each pair of the other choices
-occurs (`tests/models/test_generation_matrix.py`).
+subset with each architecture, in which each feature of one (grouped heads, a window, experts) meets each attention and
+each way to store weights over several chips, and each pair of the other choices occurs
+(`tests/models/test_generation_matrix.py`).
 
 The *gap* is by how much the greedy token is ahead of the next, over the largest logit, at its least: prompts are chosen
 so that no step is nearer to a tie than rounding could turn.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,33 @@ PLAIN = ("llama-grouped", "opt", "gpt2", "mistral")
 """Architectures whose layouts are found and compiled fastest."""
 VARIANTS = tuple(name for name in CHECKPOINTS if name not in ARCHITECTURES)
 """Further checkpoints of the same architectures."""
+FEATURES: dict[str, tuple[str, ...]] = {
+    "cohere-multiquery": ("one head of keys", "parallel", "gated", "tied"),
+    "llama-grouped": ("grouped heads", "gated"),
+    "opt": ("learned positions", "biases", "tied"),
+    "gptj": ("parallel",),
+    "gpt-neox": ("fused by head", "biases", "parallel"),
+    "falcon": ("one head of keys", "fused by head", "parallel", "tied"),
+    "bigcode": ("one head of keys", "fused by head", "learned positions", "biases", "tied"),
+    "mistral": ("grouped heads", "window", "gated"),
+    "qwen2": ("grouped heads", "biases", "gated"),
+    "qwen3": ("grouped heads", "norms of heads", "gated"),
+    "gemma": ("one head of keys", "gated", "tied"),
+    "phi": ("biases", "parallel"),
+    "mixtral": ("grouped heads", "gated", "experts"),
+    "gpt2": ("fused in turn", "learned positions", "biases", "tied", "transposed"),
+    "gemma2": ("grouped heads", "window in some layers", "soft cap", "norms around", "gated", "tied"),
+    "gemma3": ("one head of keys", "window in some layers", "norms of heads", "norms around", "gated", "tied"),
+    "granite": ("grouped heads", "gated", "tied"),
+    "olmo2": ("grouped heads", "norm of all heads", "norms after", "gated"),
+    "phi3": ("fused in turn", "gated"),
+    "stablelm": ("grouped heads", "gated"),
+    "starcoder2": ("grouped heads", "window", "biases", "tied"),
+    "qwen3-moe": ("grouped heads", "norms of heads", "gated", "experts"),
+    "deepseek-v2": ("latent", "gated", "experts"),
+    "deepseek-v3": ("latent", "gated", "experts"),
+}
+"""How the layers of each of `ARCHITECTURES` differ from those of many heads, in series, of one plain product."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +67,8 @@ class Cell:
         return f"{text}, scored" if self.scored else text
 
 
-Pair = tuple[int, object, int, object]
-"""Two fields of a cell by their numbers, each with its value."""
+Pair = tuple[object, object, object, object]
+"""Two fields of a cell, by their numbers or names, each with its value."""
 
 
 @cache
@@ -79,16 +107,23 @@ def matrix() -> list[Cell]:
 
 @cache
 def pairs(cell: Cell) -> frozenset[Pair]:
-    """All pairs of choices that the cell makes; of the checkpoint, with attention, with what is asked for, and with how
-    several chips store weights."""
+    """All pairs of choices that the cell makes: of each feature of the checkpoint with attention, with what is asked
+    for and with how several chips store weights."""
     fields = enumerate((cell.layout, cell.attention, str(cell.mesh), cell.prefill, cell.scored))
-    of_checkpoint = [(0, cell.attention), (1, cell.scored)]
-    if cell.mesh.n_chips > 1:
-        of_checkpoint.append((2, stored_alike(cell.layout)))
+    of_features: list[tuple[str, object]] = [("attention", cell.attention), ("scored", cell.scored)]
     made: frozenset[Pair] = frozenset((i, a, j, b) for (i, a), (j, b) in combinations(fields, 2))
-    return made | {(-1, cell.checkpoint, i, choice) for i, choice in of_checkpoint}
+    if cell.mesh.n_chips > 1:
+        of_features.append(("stored", stored(cell)))
+    return made | {("feature", feature, *choice) for feature in FEATURES[cell.checkpoint] for choice in of_features}
 
 
+def stored(cell: Cell) -> str:
+    """The first of the presets that store weights as the cell does: on one axis, none is left over for E."""
+    alike = stored_alike(cell.layout)
+    return alike if len(cell.mesh) > 1 or alike == "megatron" else "ws1d"
+
+
+@cache
 def stored_alike(layout: str) -> str:
     """The first of the presets that store weights as `layout` does."""
     return next(name for name in PRESETS if name in prefills(layout))
@@ -97,20 +132,22 @@ def stored_alike(layout: str) -> str:
 def pairwise() -> list[Cell]:
     """Few cells, such that each of the `pairs` of choices that any cell of `ARCHITECTURES` makes is in one of them.
 
-    One for each architecture with each way to store weights, on three axes for `PLAIN` ones alone, then for what is
-    left. Each is the cell with most pairs that those before it lack, among equals the one of fewest chips.
+    One for each architecture over several chips, on three axes for `PLAIN` ones alone, then for what is left. Each is
+    the cell with most pairs that those before it lack, among equals the one of fewest chips, and of these one of
+    attention that there is least of.
     """
     everything = [cell for checkpoint in ARCHITECTURES for cell in choices(checkpoint)]
     missing = {pair for cell in everything for pair in pairs(cell)}
     made: list[Cell] = []
 
     def add(candidates: Sequence[Cell]) -> None:
-        made.append(max(candidates, key=lambda cell: (len(pairs(cell) & missing), -cell.mesh.n_chips)))
+        often = Counter(cell.attention for cell in made)
+        made.append(max(candidates, key=lambda c: (len(pairs(c) & missing), -c.mesh.n_chips, -often[c.attention])))
         missing.difference_update(pairs(made[-1]))
 
     small = [cell for cell in everything if len(cell.mesh) < 3 or cell.checkpoint in PLAIN]
-    for checkpoint, stored in product(ARCHITECTURES, dict.fromkeys(map(stored_alike, PRESETS))):
-        add([cell for cell in small if (cell.checkpoint, stored_alike(cell.layout)) == (checkpoint, stored)])
+    for checkpoint in ARCHITECTURES:
+        add([cell for cell in small if cell.checkpoint == checkpoint and cell.mesh.n_chips > 1])
     while missing:
-        add([cell for cell in small if pairs(cell) & missing])
+        add(small)
     return made

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from models.checkpoints import ARCHITECTURES, CHECKPOINTS
-from models.generation_cells import ATTENTION, MESHES, RECORDED, Cell, choices, matrix, pairs, pairwise
+from models.checkpoints import ARCHITECTURES, CHECKPOINTS, config_of
+from models.generation_cells import (
+    ATTENTION,
+    FEATURES,
+    MESHES,
+    RECORDED,
+    VARIANTS,
+    Cell,
+    choices,
+    matrix,
+    pairs,
+    pairwise,
+)
 from models.greedy_generation import LENGTHS, MARGIN, STEPS, difference, equal, generate, truth
 
+from shardwright.models.architectures import describe
+from shardwright.models.config import Config
+from shardwright.models.description import LearnedPositions, Model
 from shardwright.models.layouts import PRESETS
 
 CI = pairwise()
@@ -33,8 +47,39 @@ def test_greedy_tokens(checkpoint: Callable[..., Path], cell: Cell) -> None:
 def test_the_subset_covers_every_pair() -> None:
     everything = [cell for checkpoint in ARCHITECTURES for cell in choices(checkpoint)]
     assert {pair for cell in CI for pair in pairs(cell)} == {pair for cell in everything for pair in pairs(cell)}
-    assert len(set(CI)) == len(CI) <= len(ARCHITECTURES) * 3 + (len(ATTENTION) - 1) * len(PRESETS)
+    assert len(set(CI)) == len(CI) <= len(ARCHITECTURES) + len(ATTENTION) * len(PRESETS)
+    assert {cell.checkpoint for cell in CI} == set(ARCHITECTURES)
     assert set(CI) <= set(everything)
+
+
+def features(model: Model) -> Iterator[str]:
+    """The `FEATURES` of a model."""
+    attention, feedforward = model.attention, model.feedforward
+    latent = attention.latent is not None
+    found = {
+        "grouped heads": 1 < attention.kv_heads < attention.heads,
+        "one head of keys": attention.kv_heads == 1 and not latent,
+        "latent": latent,
+        f"fused {attention.fused}": attention.fused,
+        f"window{' in some layers' if attention.windowed else ''}": attention.window,
+        "norms of heads": attention.head_norm and attention.head_norm_over == "shared",
+        "norm of all heads": attention.head_norm and attention.head_norm_over == "together",
+        "soft cap": attention.softcap,
+        "learned positions": isinstance(model.positions, LearnedPositions),
+        "biases": attention.bias,
+        "parallel": model.parallel,
+        f"norms {model.norms}": model.norms != "before",
+        "gated": feedforward.gated,
+        "experts": feedforward.experts,
+        "tied": model.tied,
+        "transposed": model.transposed,
+    }
+    yield from (name for name, there in found.items() if there)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_features_are_those_of_the_config(name: str) -> None:
+    assert set(FEATURES[name]) == set(features(describe(Config(config_of(name)))))
 
 
 def test_the_matrix_is_whole() -> None:
@@ -47,7 +92,7 @@ def test_the_matrix_is_whole() -> None:
     assert len(mixed) == 4 * 3
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS)])
 def test_what_is_compared_can_tell(checkpoint: Callable[..., Path], name: str) -> None:
     """No token is near a tie, and after 16 tokens each row still depends on its own prompt."""
     wanted = truth(checkpoint(name))
