@@ -26,6 +26,10 @@ HOW = {
 COMMON = ("--max-new-tokens", "12", "--ignore-eos", "--temperature", "0.7", "--top-k", "40")
 
 
+WHOLE: dict[tuple[str, int], tuple[bytes, ...]] = {}
+"""By command and count of prompts, the output of a run that was not ended, and the settings beside it."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A command with its prompts, in a folder of its own."""
@@ -48,9 +52,15 @@ class Run:
         return [*map(str, words), *how, *COMMON, *map(str, more)]
 
     def undisturbed(self, shardwright: Callable[..., Any]) -> bytes:
+        """The output of a run that is left to end; those of the same prompts are one run."""
         whole = self.folder / "whole.jsonl"
-        made = shardwright(*self.argv(out=whole))
-        assert made.status == 0, made.err
+        files = whole, self.folder / "whole.jsonl.settings.json"
+        if (self.name, self.count) not in WHOLE:
+            made = shardwright(*self.argv(out=whole))
+            assert made.status == 0, made.err
+            WHOLE[self.name, self.count] = tuple(file.read_bytes() for file in files)
+        for file, content in zip(files, WHOLE[self.name, self.count], strict=True):
+            file.write_bytes(content)
         return whole.read_bytes()
 
     def half(self, whole: bytes) -> bytes:
@@ -73,8 +83,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 @pytest.mark.parametrize(
     ("run", "signals"),
     [
-        pytest.param("generate", SIGNALS, id="generate"),
+        pytest.param("generate", SIGNALS[::2], id="generate"),
         pytest.param("offload", SIGNALS[1:2], id="offload"),  # the others are in tests/offloading
+        pytest.param("generate", SIGNALS, id="generate by all signals", marks=pytest.mark.slow),
         pytest.param("offload", SIGNALS, id="offload by all signals", marks=pytest.mark.slow),
     ],
     indirect=["run"],

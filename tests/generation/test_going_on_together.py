@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -15,13 +14,10 @@ from typing import Any
 
 import pytest
 from interrupting import await_output, interruptible
+from own_devices import with_devices
 
 PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(10)]
 HOW = ("--mesh", "x=2", "--batch", "2", "--chunk", "4", "--max-new-tokens", "6", "--ignore-eos", "--temperature", "0.8")
-ENVIRONMENT = os.environ | {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Run:
         return [
             subprocess.Popen(
                 interruptible(*together, "--process-id", str(index)),
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=with_devices(1),
             )
             for index in range(2)
         ]  # fmt: skip

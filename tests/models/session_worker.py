@@ -52,7 +52,6 @@ def generated(folder: Path, file: Path) -> dict[str, Any]:
 
 def main(folder: str, program: str, count: str, index: str, port: str) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     from shardwright.backends.jax.processes import Processes, joined
 
     with joined(Processes("127.0.0.1", int(port), int(count), int(index))):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 from models.session_worker import CHUNK, ROWS, generated
+from own_devices import with_devices
 from safetensors.numpy import load_file
 
 from shardwright.backends.jax.devices import arrange_devices
@@ -71,7 +71,7 @@ def test_a_session_over_two_processes(checkpoint: Callable[..., Path], tmp_path:
     file = tmp_path / "compiled.shard"
     file.write_text(print_program(program))
     port = free_port()
-    processes = [start(WORKER, folder, file, 2, index, port) for index in range(2)]
+    processes = [start(WORKER, folder, file, 2, index, port, env=with_devices(4)) for index in range(2)]
     alone = generated(folder, file)
     both: list[dict[str, Any]] = []
     for process in processes:
@@ -98,8 +98,7 @@ def test_generate(checkpoint: Callable[..., Path], tmp_path: Path, shardwright: 
     words = ["generate", folder, "--mesh", "x=2,y=4", "--prompts", prompts, "--max-new-tokens", "5", "--ignore-eos"]
     words += ["--temperature", "0.8", "--seed", "3", "--batch", "4"]
     together = ["--processes", 2, "--coordinator", at, "--json", "-o", out, "--process-id"]
-    environ = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"}
-    processes = [start("-m", "shardwright", *words, *together, index, env=environ) for index in range(2)]
+    processes = [start("-m", "shardwright", *words, *together, index, env=with_devices(4)) for index in range(2)]
     alone = shardwright(*words)
     assert alone.status == 0, alone.err
     said: list[str] = []
