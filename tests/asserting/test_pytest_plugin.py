@@ -14,8 +14,9 @@ import pytest
 
 CONFTEST = """
 import os
+import sys
+from types import ModuleType
 
-import shardwright.explaining.explain
 from shardwright.asserting import pytest_plugin
 from shardwright.explaining.reports import CollectiveReport, Explanation, FunctionReport
 
@@ -30,7 +31,9 @@ def not_written(path, entries):
     raise OSError(30, "Read-only file system", str(path))
 
 
-shardwright.explaining.explain.explain = explain
+# All of the compiler, whose import would take most of a session.
+sys.modules["shardwright.explaining.explain"] = ModuleType("explain")
+sys.modules["shardwright.explaining.explain"].explain = explain
 if "READ_ONLY" in os.environ:
     pytest_plugin.write_lock = not_written
 """

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from models.checkpoints import config_of
 
-MESHES = ["x=1", "x=2", "x=2,y=2", "x=8", "x=2,y=2,z=2"]
-
 
 def run(shardwright: Callable, folder: Path, program: Path, mesh: str, layout: str, *options: str) -> dict:
     words = ["--mesh", mesh, "--layout", layout, "--batch", "2", "--length", "16", "-o", program]
@@ -24,9 +22,12 @@ def run(shardwright: Callable, folder: Path, program: Path, mesh: str, layout: s
 @pytest.mark.parametrize(
     ("name", "mesh", "layout"),
     [
-        (name, mesh, ("ws1d", "ws2d")[(i + j) % 2])
-        for i, name in enumerate(("cohere-multiquery", "llama-grouped"))
-        for j, mesh in enumerate(MESHES)
+        ("cohere-multiquery", "x=1", "ws1d"),
+        ("cohere-multiquery", "x=2", "ws2d"),
+        ("cohere-multiquery", "x=2,y=2", "ws1d"),
+        ("llama-grouped", "x=8", "ws2d"),  # more chips than heads of keys
+        ("llama-grouped", "x=2,y=2", "ws2d"),
+        ("llama-grouped", "x=2,y=2,z=2", "ws1d"),
     ],
 )
 def test_logits(shardwright: Callable, checkpoint: Callable, tmp_path: Path, name: str, mesh: str, layout: str) -> None:
@@ -49,7 +50,7 @@ def test_logits(shardwright: Callable, checkpoint: Callable, tmp_path: Path, nam
     ],
 )
 def test_other_models(shardwright: Callable, checkpoint: Callable, tmp_path: Path, name: str, layout: str) -> None:
-    got = run(shardwright, checkpoint(name), tmp_path / "model.shard", "x=2,y=2,z=2", layout)
+    got = run(shardwright, checkpoint(name), tmp_path / "model.shard", "x=2,y=2", layout)
     assert got["transformers"]["max_rel_difference"] < 1e-5
     assert got["transformers"]["argmax_equal"] is True
 
