@@ -14,6 +14,7 @@ from typing import Any, cast
 from shardwright.backends.hlo.module import HloModule
 from shardwright.backends.targets.compilers import CompiledFunction, CompiledMemory
 from shardwright.backends.targets.failures import failure_of
+from shardwright.backends.targets.mesh_sizes import sizes_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Note, Source, fault
 
 _MESH = re.compile(r"sdy\.mesh @mesh = <\[(.*?)\]")
@@ -103,15 +104,6 @@ def under_mesh(args: Sequence[Any], sizes: Mapping[str, int] | None = None) -> A
     if len(meshes) != 1 or not auto or not jax.sharding.get_abstract_mesh().empty:
         return nullcontext()
     return jax.sharding.use_abstract_mesh(*meshes)
-
-
-def sizes_of(mesh: Mapping[str, int] | Any) -> dict[str, int]:
-    """The sizes of a mesh of JAX, or of a mapping from axis to size. Raises `bad-mesh`."""
-    sizes = getattr(mesh, "shape", mesh)
-    if not isinstance(sizes, Mapping):
-        said = f"{mesh!r} is neither a mesh of JAX nor a mapping from axis to size"
-        raise fault("bad-mesh", said, NOWHERE, "as in jax.make_mesh((4, 2), ('x', 'y')), or {'x': 4, 'y': 2}")
-    return dict(cast("Mapping[str, int]", sizes))
 
 
 def _listed(sizes: Mapping[str, int]) -> str:

@@ -54,7 +54,7 @@ def assert_collectives(
     `AssertionError` that says what is missing, extra and changed, and a `DiagnosticError` where something cannot be
     compiled or read.
     """
-    from shardwright.backends.targets.functions import sizes_of
+    from shardwright.backends.targets.mesh_sizes import sizes_of
 
     __tracebackhide__ = True  # of pytest: the place is the line of the test
     try:
