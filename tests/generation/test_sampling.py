@@ -140,8 +140,8 @@ def test_equals_of_the_last_kept_are_kept() -> None:
 
 
 def test_zeros_of_both_signs_are_equal() -> None:
-    logits = np.array([[0.0, -0.0, -1, 0.0, -0.0, -2]], np.float32)
-    np.testing.assert_array_equal(kept(program(CASES[1], 1, 6), logits, top_k=1), [[1, 1, 0, 1, 1, 0]])
+    logits = np.array([[0.0, -0.0, -1, 0.0, -0.0, -2], [-0.0, 0.0, -1, -0.0, 0.0, -2]], np.float32)
+    np.testing.assert_array_equal(kept(program(CASES[1], 2, 6), logits, top_k=1), [[1, 1, 0, 1, 1, 0]] * 2)
 
 
 def test_at_least_one_token_is_kept() -> None:
@@ -283,8 +283,8 @@ def test_a_row_that_has_no_next_token_says_so_on_every_mesh(case: Case) -> None:
 
 
 def test_filler_columns_may_hold_anything() -> None:
-    logits = np.concatenate([random_logits(4, 61), np.full((4, 3), np.nan, np.float32)], 1)
-    made = program(CASES[5], 4, 61, 64)
+    logits = np.concatenate([random_logits(16, 61), np.full((16, 3), np.nan, np.float32)], 1)
+    made = program(CASES[5], 16, 61, 64)
     assert run(made, "greedy", logits=logits).results[0].tolist() == logits[:, :61].argmax(1).tolist()
 
 

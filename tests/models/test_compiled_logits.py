@@ -23,9 +23,10 @@ from shardwright.passes.pipelines import explicit
 
 MESHES = [Mesh.of(x=2), Mesh.of(x=2, y=2), Mesh.of(x=2, y=2, z=2)]
 ATTENTION: list[AttentionOver | None] = [None, "head", "batch"]
-# Every architecture once, and over them every preset on the last two meshes and with every kind of attention.
+# Every architecture once, and over them every preset on two axes, and every kind of attention; on three axes three.
+ON_THREE = (7, 8, 10)  # ws1d, ws2d and wg-xy
 CASES = [
-    (name, list(PRESETS)[i % 6], MESHES[1 + i // 6 % 2] if i < 12 else MESHES[0], ATTENTION[(i + i // 6) % 3])
+    (name, list(PRESETS)[i % 6], MESHES[1 if i < 6 else 2 if i in ON_THREE else 0], ATTENTION[(i + i // 6) % 3])
     for i, name in enumerate(ARCHITECTURES)
 ]
 
