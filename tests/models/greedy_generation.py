@@ -16,6 +16,8 @@ from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 
 STEPS = 16
+FEW = 6
+"""Steps where tokens are the same wherever values lie: after the first of `decode` each goes as the one before."""
 LENGTHS = (6, 9, 1, 4, 11, 7, 2, 5)
 """Of the prompts, one for each chip of the largest mesh."""
 CHUNK, CACHE = 5, 32
@@ -29,7 +31,7 @@ hundredth of it away."""
 class Truth:
     """Prompts of unequal lengths and what transformers makes of them.
 
-    `tokens` [B, STEPS] are the largest of `logits` [B, STEPS, V]; `logprobs` has for each row the log-probabilities of
+    `tokens` [B, steps] are the largest of `logits` [B, steps, V]; `logprobs` has for each row the log-probabilities of
     its tokens but the first, those of the prompt and the new ones.
     """
 
@@ -46,8 +48,8 @@ class Truth:
 
 
 @cache
-def truth(folder: Path) -> Truth:
-    """Random prompts of `LENGTHS`, and the 16 tokens that the `generate` of transformers gives each.
+def truth(folder: Path, steps: int = STEPS) -> Truth:
+    """Random prompts of `LENGTHS`, and the tokens that the `generate` of transformers gives each.
 
     Each prompt goes by itself, so that no padding is involved, and nothing stops at a token. Prompts that come nearer
     to a tie than `MARGIN` are drawn anew: what rounding decides is no test.
@@ -64,14 +66,14 @@ def truth(folder: Path) -> Truth:
     for seed in range(10):
         rng = np.random.default_rng(seed)
         prompts = tuple(rng.integers(3, 96, n, dtype=np.int32) for n in LENGTHS)
-        tokens, logits, logprobs = zip(*(_continued(model, prompt) for prompt in prompts), strict=True)
+        tokens, logits, logprobs = zip(*(_continued(model, prompt, steps) for prompt in prompts), strict=True)
         found = Truth(prompts, np.stack(tokens), np.stack(logits), logprobs)
         if found.gap > MARGIN:
             return found
     raise AssertionError(f"{folder.name} comes near a tie whatever the prompts")
 
 
-def _continued(model: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _continued(model: Any, prompt: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """New tokens, the logits that each is the largest of, and log-probabilities of all but the first."""
     import torch
 
@@ -79,7 +81,7 @@ def _continued(model: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     made = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=STEPS,
+        max_new_tokens=steps,
         do_sample=False,
         output_scores=True,
         return_dict_in_generate=True,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models.greedy_generation import STEPS, truth
+from models.greedy_generation import FEW, truth
 from offloading.test_tokens import asked, run, tokens
-from offloading.test_written_programs import first, found, plain, reordered, request
+from offloading.test_written_programs import found, plain, reordered, request
 from program_text import program as parsed
 
 from shardwright.backends.torch.event_threads import TimedEvent
@@ -52,7 +52,7 @@ def decoded(text: str) -> list[Event]:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tokens_are_those_of_transformers(name: str, schedule: Any, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint(name)
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     asked_for = asked("4,2,20,80,0,100,0,100", schedule=schedule, in_place=False)
     assert asked_for.policy.host_attention
     assert run(folder, wanted, asked_for)[0] == tokens(wanted)
@@ -62,7 +62,7 @@ def test_the_tokens_are_those_of_transformers(name: str, schedule: Any, checkpoi
 def test_the_cache_stays_where_it_lies(name: str, checkpoint: Callable[..., Path]) -> None:
     """Queries, new rows and results are all that crosses the link."""
     folder = checkpoint(name)
-    wanted, moved = truth(folder), dict[bool, dict[str, int]]()
+    wanted, moved = truth(folder, FEW), dict[bool, dict[str, int]]()
     for on_host in (False, True):
         asked_for = asked(f"4,2,{CACHE}", in_place=False)
         asked_for = replace(asked_for, policy=replace(asked_for.policy, host_attention=on_host))
@@ -73,16 +73,16 @@ def test_the_cache_stays_where_it_lies(name: str, checkpoint: Callable[..., Path
     results = [e for e in decoded(scheduled(print_program(plain(folder, f"4,2,{CACHE}", 8)))) if e.name == "o_here"]
     to_device = sum(event.nbytes for event in results)
     assert 0 < to_device < sum(fetched)
-    assert moved[True]["to device"] == to_device * (STEPS - 1)
+    assert moved[True]["to device"] == to_device * (FEW - 1)
     assert moved[True]["to device"] * 4 < moved[False]["to device"]
-    queries = to_device * (STEPS - 1)
+    queries = to_device * (FEW - 1)
     assert moved[True]["from device"] == moved[False]["from device"] + queries
 
 
 def test_a_text_moves_attention_back_to_the_device(checkpoint: Callable[..., Path]) -> None:
     """The type of its result says where it is computed: other events, the same tokens."""
     folder = checkpoint("llama-grouped")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     there = print_program(plain(folder, f"4,2,{CACHE}", 8))
     assert LEAVES in there
     back = on_device(there)
@@ -96,7 +96,7 @@ def test_a_text_moves_attention_back_to_the_device(checkpoint: Callable[..., Pat
     assert copies[there] * 4 < copies[back]
     for text in (there, back):
         for each in (text, scheduled(text)):
-            assert found(folder, wanted, each, in_place=False) == first(wanted)
+            assert found(folder, wanted, each, in_place=False) == tokens(wanted)
 
 
 def test_the_host_waits_for_rows_and_queries_and_the_device_for_the_result(checkpoint: Callable[..., Path]) -> None:
@@ -114,7 +114,7 @@ def test_the_host_waits_for_rows_and_queries_and_the_device_for_the_result(check
 
 def test_the_trace_is_the_unrolling(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
-    wanted, lock, seen = truth(folder), threading.Lock(), list[TimedEvent]()
+    wanted, lock, seen = truth(folder, FEW), threading.Lock(), list[TimedEvent]()
 
     def observe(timed: TimedEvent) -> None:
         with lock:
@@ -140,22 +140,22 @@ def test_the_trace_is_the_unrolling(checkpoint: Callable[..., Path]) -> None:
 
 def test_legal_orders_never_change_the_tokens(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
-    wanted, rng = truth(folder), random.Random(7)
+    wanted, rng = truth(folder, FEW), random.Random(7)
     program = parsed(scheduled(print_program(plain(folder, f"4,2,{CACHE}", 8))))
     for _ in range(5):
         text = print_program(reordered(program, rng, legal=True, swaps=60))
-        assert found(folder, wanted, text, in_place=False) == first(wanted)
+        assert found(folder, wanted, text, in_place=False) == tokens(wanted)
 
 
 def test_new_rows_that_are_no_state_yet_are_attended_to(checkpoint: Callable[..., Path]) -> None:
     """The rows that are read by the name of the updated cache, before or after it is set."""
     folder = checkpoint("opt")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     text = scheduled(print_program(plain(folder, f"4,2,{CACHE}", 8)))
     named = text.replace("(q_stored, k, v, pos=pos)", "(q_stored, k_new_2, v_new_2, pos=pos)")
     assert named != text
-    assert found(folder, wanted, named, in_place=False) == first(wanted)
-    assert found(folder, wanted, named) == first(wanted)
+    assert found(folder, wanted, named, in_place=False) == tokens(wanted)
+    assert found(folder, wanted, named) == tokens(wanted)
 
 
 def test_four_bits_and_disk_are_attended_to_on_the_device(checkpoint: Callable[..., Path]) -> None:

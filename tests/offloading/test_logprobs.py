@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models.greedy_generation import STEPS, Truth, truth
+from models.greedy_generation import FEW, Truth, truth
 
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.diagnostics import DiagnosticError
@@ -40,7 +40,7 @@ def run(
     return made, model.report.peak_bytes
 
 
-def check(found: list[Completion], wanted: Truth, new: int = STEPS) -> None:
+def check(found: list[Completion], wanted: Truth, new: int = FEW) -> None:
     for completion, prompt, tokens, theirs in zip(found, wanted.prompts, wanted.tokens, wanted.logprobs, strict=True):
         assert completion.new_tokens == tuple(tokens[:new])
         assert completion.logprobs is not None
@@ -69,14 +69,14 @@ def test_transformers_log_softmax(
     name: str, policy: str, schedule: ScheduleName, checkpoint: Callable[..., Path]
 ) -> None:
     folder = checkpoint(name)
-    wanted = truth(folder)
-    check(run(folder, wanted, policy, GenerationSettings(STEPS, logprobs=True), schedule)[0], wanted)
+    wanted = truth(folder, FEW)
+    check(run(folder, wanted, policy, GenerationSettings(FEW, logprobs=True), schedule)[0], wanted)
 
 
 @pytest.mark.parametrize("schedule", ["zigzag", "diagonal"])
 def test_prompts_alone(schedule: ScheduleName, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     check(run(folder, wanted, MIXED, GenerationSettings(0, logprobs=True), schedule)[0], wanted, 0)
 
 
@@ -86,7 +86,7 @@ def test_they_are_of_the_model_and_not_of_what_is_drawn_from(checkpoint: Callabl
     import transformers
 
     folder = checkpoint("llama-grouped")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     drawn, _ = run(folder, wanted, DISK, GenerationSettings(4, temperature=2.0, top_k=30, seed=3, logprobs=True))
     library: Any = transformers
     model = library.AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True)
@@ -101,9 +101,9 @@ def test_they_are_of_the_model_and_not_of_what_is_drawn_from(checkpoint: Callabl
 
 def test_texts_that_end_have_as_many_as_tokens(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("opt")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     stop = int(wanted.tokens[0][3])
-    found, _ = run(folder, wanted, MIXED, GenerationSettings(STEPS, stop_tokens=frozenset({stop}), logprobs=True))
+    found, _ = run(folder, wanted, MIXED, GenerationSettings(FEW, stop_tokens=frozenset({stop}), logprobs=True))
     assert len(found[0].new_tokens) == 4
     for completion, theirs, prompt in zip(found, wanted.logprobs, wanted.prompts, strict=True):
         n = len(completion.new_tokens)
@@ -119,7 +119,7 @@ def test_logits_are_counted_and_the_cap_is_kept_to(tmp_path: Path) -> None:
     library.set_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     library.LlamaForCausalLM(library.LlamaConfig(vocab_size=4000, **sizes)).save_pretrained(tmp_path)
-    wanted = truth(tmp_path)
+    wanted = truth(tmp_path, FEW)
     policy = "8,1,0,100,0,100,0,100"
     found, peaks = run(tmp_path, wanted, policy, GenerationSettings(1, logprobs=True))
     check(found, wanted, 1)

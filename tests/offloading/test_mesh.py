@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.checkpoints import make_checkpoint
-from models.greedy_generation import STEPS, truth
+from models.greedy_generation import FEW, truth
 from offloading.several import finished, start
 from offloading.test_pipeline import MIXED, WORKER, Run, case, lines, tokens
 
@@ -47,7 +47,7 @@ def together(count: int, cases: list[Any], path: Path) -> dict[str, Any]:
 
 
 def check_scores(found: list[list[float]], folder: Path) -> None:
-    for ours, theirs in zip(found, truth(folder).logprobs, strict=True):
+    for ours, theirs in zip(found, truth(folder, FEW).logprobs, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
@@ -137,9 +137,9 @@ def test_a_program_larger_than_the_memories_of_either_process(tmp_path: Path) ->
 def test_a_run_of_the_command(checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]) -> None:
     """A program that --plan-only has written says itself how many processes it is for; the first of them writes."""
     folder, prompts, out = checkpoint("llama-grouped"), tmp_path / "in", tmp_path / "out"
-    given = [{"tokens": prompt.tolist()} for prompt in truth(folder).prompts]
+    given = [{"tokens": prompt.tolist()} for prompt in truth(folder, FEW).prompts]
     prompts.write_text("".join(json.dumps(each) + "\n" for each in given[:4]))
-    plan, new = tmp_path / "plan.shard", ["--max-new-tokens", STEPS, "--ignore-eos"]
+    plan, new = tmp_path / "plan.shard", ["--max-new-tokens", FEW, "--ignore-eos"]
     sizes = ["--prompt-len", 16, "--gen-len", 16, "--machine", "t4", "--dtype", "f32"]
     made = shardwright(
         "offload", folder, "--mesh", "x=2", "--plan-only", "--policy", "2,2,20,50,30,30,20,40", *sizes, "-o", plan

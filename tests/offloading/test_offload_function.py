@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models.greedy_generation import STEPS, truth
+from models.greedy_generation import FEW, truth
 
 from shardwright import DiagnosticError, offload
 
@@ -16,10 +16,10 @@ from shardwright import DiagnosticError, offload
 @pytest.mark.parametrize("policy", [None, "4,2,20,50,30,30,20,40"])
 def test_tokens_are_those_of_transformers(policy: str | None, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     prompts = [prompt.tolist() for prompt in wanted.prompts]
     caps = {"device_memory": 400_000, "host_memory": 400_000}
-    found = offload(folder, prompts, policy=policy, max_new_tokens=STEPS, dtype="f32", stop_tokens=(), **caps)
+    found = offload(folder, prompts, policy=policy, max_new_tokens=FEW, dtype="f32", stop_tokens=(), **caps)
     assert [list(each.new_tokens) for each in found] == wanted.tokens.tolist()
 
 

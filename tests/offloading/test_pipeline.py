@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from interrupting import await_output
-from models.greedy_generation import STEPS, truth
+from models.greedy_generation import FEW, truth
 from offloading.pipeline_worker import run
 from offloading.several import finished, start
 
@@ -36,13 +36,13 @@ MIXED = "2,4,20,50,30,30,20,40"
 
 
 def case(folder: Path, policy: str = MIXED, schedule: str = "zigzag", **settings: Any) -> dict[str, Any]:
-    prompts = [prompt.tolist() for prompt in truth(folder).prompts]
-    settings = {"max_new_tokens": STEPS, **settings}
+    prompts = [prompt.tolist() for prompt in truth(folder, FEW).prompts]
+    settings = {"max_new_tokens": FEW, **settings}
     return {"folder": str(folder), "prompts": prompts, "policy": policy, "schedule": schedule, "settings": settings}
 
 
 def tokens(folder: Path) -> list[list[int]]:
-    return truth(folder).tokens.tolist()
+    return truth(folder, FEW).tokens.tolist()
 
 
 def together(cases: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
@@ -256,8 +256,8 @@ def test_one_process_plans_for_all(
 
     monkeypatch.setattr(launching, "run_together", together)
     folder, prompts, out = checkpoint("opt"), tmp_path / "in", tmp_path / "out"
-    prompts.write_text("".join(json.dumps({"tokens": each.tolist()}) + "\n" for each in truth(folder).prompts))
-    words = ["offload", folder, "--prompts", prompts, "-o", out, "--max-new-tokens", STEPS, "--ignore-eos"]
+    prompts.write_text("".join(json.dumps({"tokens": each.tolist()}) + "\n" for each in truth(folder, FEW).prompts))
+    words = ["offload", folder, "--prompts", prompts, "-o", out, "--max-new-tokens", FEW, "--ignore-eos"]
     made = shardwright(*map(str, words), "--gpus", "2")
     assert made.status == 0, made.err
     assert made.err.startswith("no --machine: measuring this machine once ... ")
@@ -290,8 +290,8 @@ def test_a_plan_is_handed_on_whole(
     monkeypatch.setattr(offloading, "best_plan", planned)
     monkeypatch.setattr(launching, "run_together", together)
     folder, prompts, out = checkpoint("opt"), tmp_path / "in", tmp_path / "out"
-    prompts.write_text("".join(json.dumps({"tokens": each.tolist()}) + "\n" for each in truth(folder).prompts))
-    words = ["offload", folder, "--prompts", prompts, "-o", out, "--max-new-tokens", STEPS, "--ignore-eos"]
+    prompts.write_text("".join(json.dumps({"tokens": each.tolist()}) + "\n" for each in truth(folder, FEW).prompts))
+    words = ["offload", folder, "--prompts", prompts, "-o", out, "--max-new-tokens", FEW, "--ignore-eos"]
     assert shardwright(*map(str, words), "--machine", "t4", "--latency", "1000", "--gpus", "2").status == 0
     assert plans == ["4,2,0,100,0,100,100,0 host"]
     assert [json.loads(line)["new_tokens"] for line in out.read_text().splitlines()] == tokens(folder)

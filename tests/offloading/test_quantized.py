@@ -14,7 +14,7 @@ import pytest
 import torch
 from combinations import all_with_slow
 from models.checkpoints import make_checkpoint
-from models.greedy_generation import STEPS, truth
+from models.greedy_generation import FEW, truth
 from safetensors.numpy import load_file, save_file
 
 from shardwright.backends.torch.homes import needed_bytes
@@ -119,18 +119,18 @@ def test_tokens_of_the_numbers_that_weights_stand_for(
     quantized: GroupQuantization, policy: str, in_place: bool, wide: Path
 ) -> None:
     """By transformers in float32, which is given these; on device, host, disk and all three."""
-    wanted = truth(stood_for(wide, quantized.levels))
+    wanted = truth(stood_for(wide, quantized.levels), FEW)
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 512, None)
     placed = replace(parse_policy(policy), quantized_weights=quantized)
     request = OffloadRequest(placed, dtype=DType.F32, in_place=in_place)
-    with OffloadedModel(wide, request, prompts, GenerationSettings(max_new_tokens=STEPS)) as model:
+    with OffloadedModel(wide, request, prompts, GenerationSettings(max_new_tokens=FEW)) as model:
         made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
     assert [each.new_tokens for each in made] == [tuple(row) for row in wanted.tokens.tolist()]
 
 
 def first_logits(monkeypatch: pytest.MonkeyPatch, folder: Path, quantized: GroupQuantization | None) -> np.ndarray:
     """Of the runtime for each prompt's first new token, [prompts, V], with weights on all three."""
-    prompts = make_prompts([prompt.tolist() for prompt in truth(folder).prompts], 512, None)
+    prompts = make_prompts([prompt.tolist() for prompt in truth(folder, FEW).prompts], 512, None)
     found = np.zeros((len(prompts), 512))
     accept = BlockRun.accept
 
@@ -158,8 +158,8 @@ def test_8_bits_change_logits_a_seventeenth_of_what_4_do(monkeypatch: pytest.Mon
     whole = first_logits(monkeypatch, wide, None)
     change = {}
     for quantized in WEIGHTS:
-        wanted = truth(stood_for(wide, quantized.levels))
-        assert all((a == b).all() for a, b in zip(wanted.prompts, truth(wide).prompts, strict=True))
+        wanted = truth(stood_for(wide, quantized.levels), FEW)
+        assert all((a == b).all() for a, b in zip(wanted.prompts, truth(wide, FEW).prompts, strict=True))
         found = first_logits(monkeypatch, wide, quantized)
         change[quantized] = np.sqrt(np.square(found - whole).mean() / np.square(whole).mean())
         assert np.abs(found - wanted.logits[:, 0]).max() < 1e-3 * np.abs(found - whole).max()

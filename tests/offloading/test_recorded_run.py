@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from models.greedy_generation import truth
+from models.greedy_generation import FEW, truth
 
 from shardwright.backends.timeline.recorder import Recorder
 from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
@@ -52,7 +52,7 @@ def test_events_have_the_bytes_that_they_moved(
 ) -> None:
     """Nothing but new rows of a cache in three memories leaves the device, and what of these is on disk is written."""
     folder, new = checkpoint("llama-grouped"), 3
-    made = make_prompts([prompt.tolist() for prompt in truth(folder).prompts], 96, None)
+    made = make_prompts([prompt.tolist() for prompt in truth(folder, FEW).prompts], 96, None)
     policy = replace(parse_policy(f"{len(made)},1,20,30,20,40,100,0"), quantized_weights=quantized,
                      quantized_cache=quantized)  # fmt: skip
     recorder = Recorder()

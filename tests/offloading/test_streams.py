@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.greedy_generation import STEPS, truth
+from models.greedy_generation import FEW, truth
 
 from shardwright.backends.torch.running import RunningFunction
 from shardwright.cost.offloading.policy import parse_policy
@@ -93,7 +93,7 @@ def test_tokens_where_copies_are_only_issued(
 ) -> None:
     """Done after their thread has gone on: the events alone keep order."""
     folder = checkpoint("llama-grouped")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     call = RunningFunction.call
 
     def deferred(self: RunningFunction, *given: Any) -> list[torch.Tensor]:
@@ -103,6 +103,6 @@ def test_tokens_where_copies_are_only_issued(
     monkeypatch.setattr(RunningFunction, "call", deferred)
     request = OffloadRequest(parse_policy(policy), schedule, DType.F32, in_place=False)
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None)
-    with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=STEPS)) as model:
+    with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=FEW)) as model:
         made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
     assert [each.new_tokens for each in made] == [tuple(row) for row in wanted.tokens.tolist()]

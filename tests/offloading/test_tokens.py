@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from combinations import all_with_slow
-from models.greedy_generation import STEPS, Truth, truth
+from models.greedy_generation import FEW, Truth, truth
 from program_text import program
 
 from shardwright.backends.torch.blocks import CompiledBlock
@@ -47,7 +47,7 @@ def run(
     folder: Path, wanted: Truth, request: OffloadRequest, settings: GenerationSettings | None = None
 ) -> tuple[list[tuple[int, ...]], Report]:
     prompts = make_prompts([prompt.tolist() for prompt in wanted.prompts], 96, None)
-    settings = settings or GenerationSettings(max_new_tokens=STEPS)
+    settings = settings or GenerationSettings(max_new_tokens=FEW)
     with OffloadedModel(folder, request, prompts, settings) as model:
         made = sorted(model.completions(), key=lambda completion: completion.prompt.index)
     return [completion.new_tokens for completion in made], model.report
@@ -64,7 +64,7 @@ def asked(policy: str, **changes: Any) -> OffloadRequest:
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model(name: str, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint(name)
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     for schedule in ("zigzag", "diagonal"):
         found, _ = run(folder, wanted, asked("3,2,20,50,30,30,20,40", schedule=schedule))
         assert found == tokens(wanted)
@@ -79,7 +79,7 @@ def test_files_in_other_numbers_than_the_run(
 ) -> None:
     """Weights on disk are widened as they are read, many at a time, by the threads that read."""
     folder = checkpoint(name, stored, "20KB")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     assert run(folder, wanted, asked(policy))[0] == tokens(wanted)
 
 
@@ -96,12 +96,12 @@ def test_policies_all_over_the_space(
     """Not in place, what lies on the host is copied, as for a device with a memory of its own. `make test` has every
     pair of two of these."""
     folder = checkpoint("llama-grouped")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     request = asked(policy, in_place=in_place)
     request = replace(request, policy=replace(request.policy, host_attention=host_attention))
     found, report = run(folder, wanted, request)
     assert found == tokens(wanted)
-    assert report.new_tokens == 8 * STEPS
+    assert report.new_tokens == 8 * FEW
 
 
 def test_shares_are_kept_to_within_a_row(checkpoint: Callable[..., Path]) -> None:
@@ -141,20 +141,20 @@ def test_nothing_is_used_before_it_has_arrived(checkpoint: Callable[..., Path]) 
 
 def test_texts_end_where_they_are_told_to(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("opt")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     stop = tokens(wanted)[0][3]
     found, _ = run(
-        folder, wanted, asked("3,2,0,100,0,100,0,100"), GenerationSettings(STEPS, stop_tokens=frozenset({stop}))
+        folder, wanted, asked("3,2,0,100,0,100,0,100"), GenerationSettings(FEW, stop_tokens=frozenset({stop}))
     )
     for row, whole in zip(found, tokens(wanted), strict=True):
-        end = whole.index(stop) + 1 if stop in whole else STEPS
+        end = whole.index(stop) + 1 if stop in whole else FEW
         assert row == whole[:end]
 
 
 def test_draws_depend_on_the_seed_alone(checkpoint: Callable[..., Path]) -> None:
     """Not on batches, places and schedules."""
     folder = checkpoint("llama-grouped")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     settings = GenerationSettings(max_new_tokens=8, temperature=1.0, top_k=20, top_p=0.9, seed=5)
     first, _ = run(folder, wanted, asked("8,1,100,0,100,0,100,0"), settings)
     second, _ = run(folder, wanted, asked("3,2,0,50,50,0,0,100", schedule="diagonal"), settings)
@@ -185,7 +185,7 @@ def quantized(policy: str) -> Policy:
 
 def test_four_bits_give_the_same_wherever_they_lie(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("opt")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     found = [
         run(folder, wanted, OffloadRequest(quantized(policy), dtype=DType.F32))[0]
         for policy in ("8,1,100,0,100,0,100,0", "3,2,0,0,0,0,0,0", "3,2,30,30,40,40,100,0")
@@ -196,10 +196,10 @@ def test_four_bits_give_the_same_wherever_they_lie(checkpoint: Callable[..., Pat
 @pytest.mark.parametrize("name", ["llama-grouped", "gemma2"])
 def test_sparse_attention_that_looks_at_all_is_attention(name: str, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint(name)
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     assert run(folder, wanted, asked("4,2,100,0,50,50,100,0", sparse=0.999))[0] == tokens(wanted)
     few, _ = run(folder, wanted, asked("4,2,100,0,50,50,100,0", sparse=0.1))
-    assert [len(row) for row in few] == [STEPS] * 8
+    assert [len(row) for row in few] == [FEW] * 8
 
 
 @pytest.mark.parametrize(("share", "looked"), [(0.15, 15), (0.151, 16), (0.29, 29), (1e-9, 1)])
@@ -230,7 +230,7 @@ def test_sparse_attention_is_refused_where_all_positions_would_be_looked_at() ->
 def test_sparse_attention_of_a_row_depends_on_no_other(checkpoint: Callable[..., Path]) -> None:
     """Whatever rows are beside it, and in the diagonal schedule ended ones, whose position is behind the cache."""
     folder = checkpoint("llama-grouped")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     policies = ("8,1,100,0,100,0,100,0", "1,1,100,0,100,0,100,0", "3,2,0,50,30,30,0,100")
     made = [run(folder, wanted, asked(policy, sparse=0.4))[0] for policy in policies]
     made.append(run(folder, wanted, asked("2,2,0,0,0,0,0,0", sparse=0.4, schedule="diagonal"))[0])
@@ -240,8 +240,8 @@ def test_sparse_attention_of_a_row_depends_on_no_other(checkpoint: Callable[...,
 
 def test_padding_is_counted(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
-    wanted = truth(folder)
+    wanted = truth(folder, FEW)
     _, report = run(folder, wanted, asked("8,1,100,0,100,0,100,0"))
     lengths: Sequence[int] = [len(prompt) for prompt in wanted.prompts]
     assert report.prompt_tokens == sum(lengths)
-    assert report.padded_tokens == 8 * 16 + 8 * STEPS
+    assert report.padded_tokens == 8 * 16 + 8 * FEW
