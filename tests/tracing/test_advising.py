@@ -18,9 +18,10 @@ from jax.sharding import PartitionSpec as P
 from oracles.jax_functions import FUNCTIONS
 from tracing.test_optimizing import SIZES, received, sharded
 
-from shardwright import advise
+from shardwright import advise, explain
 from shardwright.explaining.advising import SuggestedConstraint
 from shardwright.tracing.capture_jax import evaluate_inlined
+from shardwright.tracing.trace import user_module
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def mesh() -> Any:
 def test_fixes_are_what_they_say(name: str, mesh: Any) -> None:
     function, args = FUNCTIONS[name]
     args = sharded(args, mesh, 1)
-    verdict = advise(function, args, mesh)
+    verdict = advise(function, args, mesh, target=None)
     assert verdict.received_bytes == received(function, args, mesh)
     assert verdict.fixed_bytes <= verdict.received_bytes
     assert bool(verdict.fixes) == (verdict.fixed_bytes < verdict.received_bytes)
@@ -86,7 +87,7 @@ def test_fixes_within_the_body_of_a_scan(mesh: Any) -> None:
 
     weights = {"up": array((4, 64, 256), None, "model"), "down": array((4, 256, 64), None, "model")}
     args = (weights, array((16, 8, 64), "data"))
-    verdict = advise(scanned(mesh), args, mesh)
+    verdict = advise(scanned(mesh), args, mesh, target=None)
     assert verdict.received_bytes == received(scanned(mesh), args, mesh)
     assert {each.trips for each in verdict.collectives} == {4}
     (fix,) = verdict.fixes
@@ -130,7 +131,7 @@ def test_one_line_serves_all_layers_of_a_loop_in_python(mesh: Any) -> None:
     """It is pasted once, so it is measured on the value of each layer."""
     layers = [(array(mesh, (128, 256), "data"), array(mesh, (256, 128), "data", "model")) for _ in range(2)]
     args = (array(mesh, (64, 128), "data"), layers)
-    verdict = advise(unrolled(mesh), args, mesh)
+    verdict = advise(unrolled(mesh), args, mesh, target=None)
     assert verdict.received_bytes == received(unrolled(mesh), args, mesh)
     (fix,) = verdict.fixes
     assert fix.times == 2
@@ -157,7 +158,7 @@ def test_arguments_of_all_layers_have_one_line(mesh: Any) -> None:
 
     layers = [{"up": array(mesh, (64, 256), "model"), "down": array(mesh, (256, 64), "model")} for _ in range(2)]
     args = (layers, array(mesh, (16, 8, 64), "data"))
-    verdict = advise(function, args, mesh)
+    verdict = advise(function, args, mesh, target=None)
     (fix,) = verdict.fixes
     assert fix.pasted == (
         "jax.lax.with_sharding_constraint(layers[i]['up'], P(None, 'model'))"
@@ -185,7 +186,7 @@ def test_fixes_within_the_body_of_a_while(mesh: Any) -> None:
         return function
 
     args = (array(mesh, (64, 256), "model"), array(mesh, (256, 64), "model"), array(mesh, (16, 8, 64), "data"))
-    verdict = advise(with_product(), args, mesh)
+    verdict = advise(with_product(), args, mesh, target=None)
     assert {each.trips for each in verdict.collectives} == {4}
     (fix,) = verdict.fixes
     assert (fix.own_name, fix.times) == ("product", 1)
@@ -207,7 +208,7 @@ def test_layers_that_the_trace_puts_into_a_loop(mesh: Any) -> None:
 
     args = (array(mesh, (64, 64), None, "model"),)
     assert "loop[" in trace(function, args).text
-    verdict = advise(function, args, mesh)
+    verdict = advise(function, args, mesh, target=None)
     assert verdict.received_bytes == received(function, args, mesh)
     assert all(fix.saved_bytes > 0 for fix in verdict.fixes)
     assert verdict.fixed_bytes <= verdict.received_bytes
@@ -217,7 +218,7 @@ def test_layers_of_several_widths_of_which_a_constraint_divides_some(mesh: Any) 
     """One that the compiler refuses is no fix, and no error."""
     layers = [(array(mesh, (128, n)), array(mesh, (n, 128), None, "model")) for n in (256, 129)]
     args = (array(mesh, (64, 128), "data"), layers)
-    verdict = advise(unrolled(mesh), args, mesh)
+    verdict = advise(unrolled(mesh), args, mesh, target=None)
     assert verdict.fixed_bytes <= verdict.received_bytes == received(unrolled(mesh), args, mesh)
 
 
@@ -288,13 +289,13 @@ def test_what_has_no_name_in_the_file_is_said() -> None:
     assert named.pasted == "h = jax.lax.with_sharding_constraint(h, P('data'))"
 
 
-def test_the_line_that_is_suggested_runs_there(tmp_path: Path, shardwright: Callable[..., Outcome]) -> None:
+def test_the_line_that_is_suggested_runs_there(tmp_path: Path) -> None:
     """It names axes alone, of the mesh that the arguments lie on."""
     line = "    h = jax.lax.with_sharding_constraint(h, P(None, 'data'))\n    return h @ v"
     (tmp_path / "model.py").write_text(MODEL.replace("    return h @ v", line))
-    got = shardwright("explain", f"{tmp_path}/model.py:layer")
-    assert got.status == 0, got.err
-    assert "layer: a chip receives 57.3 kB as compiled" in got.out
+    model = user_module(f"{tmp_path}/model.py")
+    (func,) = explain(model.layer, "cpu", args=model.example_args()).functions
+    assert func.bytes_received == 57_344
 
 
 def test_faults_and_errors_of_a_function(tmp_path: Path, shardwright: Callable[..., Outcome]) -> None:
@@ -327,9 +328,8 @@ def test_a_function_without_a_verdict(tmp_path: Path, shardwright: Callable[...,
     assert "while runs until a condition holds" in got.err
 
 
-def test_what_stays_where_it_is_has_to_be_said_too() -> None:
+def test_what_stays_where_it_is_has_to_be_said_too(mesh: Any) -> None:
     """The best program carries blocks through the loop that no statement moves: naming them saves most of it."""
-    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
     def laid(shape: tuple[int, ...], *axes: str | None) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*axes)))
@@ -347,7 +347,7 @@ def test_what_stays_where_it_is_has_to_be_said_too() -> None:
         return run
 
     args = (laid((6, 128, 512), None, "data"), laid((6, 512, 128), None, "data")), laid((64, 128), "data")
-    verdict = advise(layers(), args, mesh)
+    verdict = advise(layers(), args, mesh, target=None)
     (fix,) = verdict.fixes
     assert fix.pasted == "x = jax.lax.with_sharding_constraint(x, P('model', 'data'))"
     assert fix.begins_body
@@ -355,7 +355,7 @@ def test_what_stays_where_it_is_has_to_be_said_too() -> None:
 
 
 def test_arguments_of_a_function_with_complex_values() -> None:
-    mesh = jax.sharding.AbstractMesh((4,), ("data",))
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 
     def spectral(w: Any, x: Any) -> Any:
         return jnp.fft.irfft(jnp.fft.rfft(x) * (1 + 1j)) @ w
@@ -363,6 +363,6 @@ def test_arguments_of_a_function_with_complex_values() -> None:
     def laid(shape: tuple[int, ...], *axes: str | None) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*axes)))
 
-    verdict = advise(spectral, (laid((64, 8)), laid((16, 64), None, "data")), mesh)
+    verdict = advise(spectral, (laid((64, 8)), laid((16, 64), None, "data")), mesh, target=None)
     assert all(not fix.source for fix in verdict.fixes)
     assert verdict.fixed_bytes <= verdict.received_bytes

@@ -40,8 +40,8 @@ def sharded(args: Any, mesh: Any, seed: int) -> Any:
 
 
 def received(function: Any, args: Any, mesh: Any) -> int:
-    """Bytes of the compiled module, by the command that reads modules."""
-    (func,) = explain(function, "cpu", mesh, args=args).functions
+    """Bytes of the module as compiled in this process, by the command that reads modules."""
+    (func,) = explain(function, None, mesh, args=args).functions
     assert func.bytes_received is not None
     return func.bytes_received
 
