@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,7 @@ def test_random_cases(seed: int, interpreted: Callable[[str], Any]) -> None:
     k_dims, q_dims, scores = specs[0].replace("->", ",").split(",")
     v_dims, _, means = specs[1].replace("->", ",").split(",")
     arrays = {
-        name: jnp.asarray(rng.standard_normal([sizes[d] for d in dims]), dtype)
+        name: rng.standard_normal([sizes[d] for d in dims]).astype(jnp.dtype(dtype))
         for name, dims in (("q", q_dims), ("k", k_dims), ("v", v_dims))
     }
     causal, window = bool(rng.integers(2)), upto(9) * int(rng.integers(2)) or None
@@ -98,16 +98,16 @@ def test_random_cases(seed: int, interpreted: Callable[[str], Any]) -> None:
     changed: dict[str, Any] = {"scale": float(rng.uniform(0.2, 2)), "softcap": float(rng.integers(2)) * 1.5}
     order = rng.permutation(sizes["t"]).astype(np.int32)
 
-    def row(values: Array, dim: str) -> Any:
-        return jnp.asarray(values.reshape([-1 if d == dim else 1 for d in scores[:-1]]))
+    def row(values: Array, dim: str) -> Array:
+        return values.reshape([-1 if d == dim else 1 for d in scores[:-1]])
 
     last = row(np.arange(sizes["l"], dtype=np.int32), "l") + row(pos, "b") if causal else None
     options = {"most": (upto(8), upto(8)), "window": window if causal else None, **changed}
     k_and_v = (arrays[name][_along(dims, order)] for name, dims in (("k", k_dims), ("v", v_dims)))
     stack = [upto(3) for _ in range(rng.integers(3))]
     at = tuple(int(rng.integers(n)) for n in stack)
-    k_and_v = (jnp.full((*stack, *x.shape), np.nan, dtype).at[at].set(x) for x in k_and_v)
-    given = (arrays["q"], *k_and_v, at, jnp.asarray(order), last, None if length is None else row(length, "b"))
+    k_and_v = (_within(stack, at, x) for x in k_and_v)
+    given = (arrays["q"], *k_and_v, at, order, last, None if length is None else row(length, "b"))
 
     def attend(q: Any, k: Any, v: Any, at: Any, *masks: Any) -> Any:
         return interpreted("attend_on_tpu")(q, k, v, at, specs, *masks, **options)
@@ -115,7 +115,7 @@ def test_random_cases(seed: int, interpreted: Callable[[str], Any]) -> None:
     mean, lse = library.jit(attend)(*given)
     groups = "kg" if "g" in k_dims else "k"
     q, k, v = (
-        np.asarray(arrays[name].astype(jnp.float32)).transpose([dims.index(d) for d in wanted])
+        arrays[name].astype(np.float32).transpose([dims.index(d) for d in wanted])
         for name, dims, wanted in (("q", q_dims, "blkgd"), ("k", k_dims, f"bt{groups}d"), ("v", v_dims, f"bt{groups}w"))
     )
     shape = q.shape[:-1]
@@ -172,11 +172,9 @@ def test_random_pages(seed: int, interpreted: Callable[[str], Any]) -> None:
 
     def given(array: Array, dims: str) -> Any:
         array = array.transpose(0, *(1 + "pskd".index(d) for d in dims)) if dims else array
-        return jnp.asarray(array if groups else array[0], dtype if array.dtype == np.float32 else array.dtype)
+        return (array if groups else array[0]).astype(jnp.dtype(dtype) if array.dtype == np.float32 else array.dtype)
 
-    pools = [
-        jnp.full((*stack, *x.shape), np.nan, dtype).at[at].set(x) for x in (given(k, "p" + pool), given(v, "pskd"))
-    ]
+    pools = [_within(stack, at, x) for x in (given(k, "p" + pool), given(v, "pskd"))]
 
     def attend(q: Any, k: Any, v: Any, pages: Any) -> Any:
         helper, masks = interpreted("attend_on_tpu"), (jnp.asarray(t), given(last, ""), None)
@@ -184,7 +182,7 @@ def test_random_pages(seed: int, interpreted: Callable[[str], Any]) -> None:
         return helper(q, k, v, at, specs, *masks, **options)
 
     mean, lse = library.jit(attend)(given(q, ""), *pools, given(table, ""))
-    rounded = [np.asarray(jnp.asarray(x, dtype).astype(jnp.float32)) for x in (q, k, v)]
+    rounded = [x.astype(jnp.dtype(dtype)).astype(np.float32) for x in (q, k, v)]
     wanted = [attended_pages(*(x[i] for x in rounded), table[i], pos=pos[i], scale=0.3) for i in range(len(q))]
     tolerance = 2e-5 if dtype == "float32" else 2e-2
     for found, expected in zip((mean, lse), zip(*wanted, strict=True), strict=True):
@@ -207,12 +205,12 @@ def test_random_rows(seed: int, interpreted: Callable[[str], Any]) -> None:
     if seed >= 12:  # heads that fill no tiles
         rest, size, width = [int(rng.integers(5, 8))], size // 8 * 8 + 8, 128
     dtype = ("float32", "bfloat16")[seed % 2]
-    x = jnp.asarray(rng.standard_normal((*stack, *batch, size, *rest, width)), dtype)
+    x = rng.standard_normal((*stack, *batch, size, *rest, width)).astype(jnp.dtype(dtype))
     n = 1 if rng.integers(2) else int(rng.integers(2, 2 * size + 2))  # more than there are places, too
-    rows = jnp.asarray(rng.standard_normal((*batch, n, *rest, width)), dtype)
+    rows = rng.standard_normal((*batch, n, *rest, width)).astype(jnp.dtype(dtype))
     place = rng.integers(-size // 2, 2 * size, batch).astype(np.int32)
     at = tuple(int(rng.integers(n)) for n in stack)
-    wanted = np.array(x.astype(jnp.float32))
+    wanted = x.astype(np.float32)
     for *entry, row in np.ndindex(*batch, n):
         if 0 <= place[*entry] + row < size:
             wanted[(*at, *entry, place[*entry] + row)] = rows[*entry, row]
@@ -220,9 +218,20 @@ def test_random_rows(seed: int, interpreted: Callable[[str], Any]) -> None:
     def written(x: Any, rows: Any) -> Any:
         return interpreted("rows_written_apart")(x, rows, at, jnp.asarray(place))
 
-    found, tangent = library.jvp(written, (x, rows), (x, rows))  # which is linear
+    @library.jit
+    def both(*given: Any) -> Any:
+        return library.jvp(written, given, given)  # which is linear
+
+    found, tangent = both(x, rows)
     np.testing.assert_array_equal(np.asarray(found, np.float32), wanted)
     np.testing.assert_array_equal(np.asarray(tangent, np.float32), wanted)
+
+
+def _within(stack: Sequence[int], at: tuple[int, ...], array: Array) -> Array:
+    """An array within a stack of others, which are no numbers."""
+    made = np.full((*stack, *array.shape), np.nan, array.dtype)
+    made[at] = array
+    return made
 
 
 def _along(dims: str, order: Array) -> Any:
