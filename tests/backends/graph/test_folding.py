@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.shard"))
 
 
+@cache
 def example(name: str) -> tuple[Program, Source]:
     path = EXAMPLES / f"{name}.shard"
     return explicit(load(str(path))), Source(str(path), path.read_text())
