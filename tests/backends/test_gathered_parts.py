@@ -47,7 +47,10 @@ def mesh() -> Any:
     return jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 
-@pytest.mark.parametrize(("shape", "share"), [((16, 24), 1), ((16, 8, 24), 3)])
+@pytest.mark.parametrize(
+    ("shape", "share"),
+    [((16, 24), 1), ((16, 8, 24), 7), pytest.param((16, 8, 24), 3, marks=pytest.mark.slow)],
+)
 def test_every_resharding(mesh: Any, shape: tuple[int, ...], share: int, capfd: Any) -> None:
     gathered = 0
     for before, after in list(product(layouts(len(shape)), repeat=2))[::share]:

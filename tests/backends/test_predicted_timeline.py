@@ -24,11 +24,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @cache
-def compiled(name: str, chip: str = "tpu-v4") -> Program:
+def compiled(name: str, chip: str) -> Program:
     return explicit(load(str(EXAMPLES / f"{name}.shard")), chip=chip)
 
 
-def course(name: str, func: str, chip: str = "tpu-v4") -> tuple[Course, Cost]:
+@cache
+def course(name: str, func: str, chip: str) -> tuple[Course, Cost]:
     program = compiled(name, chip)
     cost = cost_of(program, program.func(func), load_chip(chip))
     made = predicted_timeline(program, program.func(func), cost).predicted
@@ -49,7 +50,7 @@ def test_it_takes_the_time_of_the_cost(name: str, func: str, chip: str) -> None:
 
 
 def test_every_trip_is_there() -> None:
-    made, cost = course("13_palm_model", "decode")
+    made, cost = course("13_palm_model", "decode", "tpu-v4")
     for kernel in cost.kernels:
         named = [entry for entry in made.entries if entry.name == f"{kernel.work.operation} {kernel.work.name}"]
         assert len(named) == kernel.work.trips
@@ -73,9 +74,9 @@ def test_gathers_in_flight_lie_beside_computation() -> None:
 
 
 def test_beyond_the_most_trips_alike_are_one() -> None:
-    program = compiled("13_palm_model")
+    program = compiled("13_palm_model", "tpu-v4")
     func = program.func("decode")
-    cost = cost_of(program, func, load_chip("tpu-v4"))
+    _, cost = course("13_palm_model", "decode", "tpu-v4")
     seconds = [kernel.times.total for kernel in cost.kernels]
     steps = steps_of(program, func)
     assert any(isinstance(step, Repeat) for step in steps)

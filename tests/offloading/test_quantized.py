@@ -35,9 +35,19 @@ PLACES = ("8,1,100,0,100,0,100,0", "3,2,0,100,0,100,100,0", "3,2,0,0,50,50,100,0
 
 
 @pytest.fixture(scope="session")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama, every row of whose matrices is whole groups."""
-    return make_checkpoint("llama-grouped", tmp_path_factory.mktemp("wide"), wide=True)
+def widened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A checkpoint of this name, every row of whose matrices is whole groups; it is made once."""
+
+    @cache
+    def made(name: str) -> Path:
+        return make_checkpoint(name, tmp_path_factory.mktemp(f"wide-{name}"), wide=True)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def wide(widened: Callable[[str], Path]) -> Path:
+    return widened("llama-grouped")
 
 
 # ---------------------------------------------------------------- numbers
@@ -171,11 +181,11 @@ def test_8_bits_change_logits_a_seventeenth_of_what_4_do(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("quantized", WEIGHTS, ids=["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama-grouped", "llama-biased", "gpt2"])
 def test_bytes_are_those_that_the_cost_model_counts(
-    quantized: GroupQuantization, dtype: DType, name: str, tmp_path: Path
+    quantized: GroupQuantization, dtype: DType, name: str, widened: Callable[[str], Path]
 ) -> None:
     """Models whose rows are whole groups, two with biases, and one with one table for tokens and logits; beside the
     weights there are two buffers of a layer."""
-    wide = make_checkpoint(name, tmp_path, wide=True)
+    wide = widened(name)
     sizes = model_sizes(describe(read_config(wide)), 4, 2, dtype)
     stored = sum(n * part.stored_bytes(quantized) for part, n in sizes.parts(tied=True))
     assert stored < 0.7 * sizes.weight_bytes
