@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from shardwright.backends.torch.world import alone
 from shardwright.backends.validation.validate import validate
 from shardwright.cli.front import main
 from shardwright.ir.diagnostics import Source
+from shardwright.tracing.trace import Trace
 
 SEED = np.random.default_rng(0)
 
@@ -141,10 +143,16 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...], set[str]]] = {
 }  # fmt: skip
 
 
+@cache
+def traced_alone(name: str) -> Trace:
+    """The trace of a function on one chip."""
+    function, args, _ = FUNCTIONS[name]
+    return trace(function, args)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_means_what_the_function_computes(name: str) -> None:
-    function, args, opaque = FUNCTIONS[name]
-    traced = trace(function, args)
+    traced, opaque = traced_alone(name), FUNCTIONS[name][2]
     assert traced.largest_relative_difference < 1e-5
     assert set(traced.opaque) == set(traced.as_json()["opaque"]) == opaque  # type: ignore[call-overload]
     assert traced.text.count("foreign[") >= len(opaque)
@@ -162,7 +170,7 @@ def test_every_backend_calls_it(name: str) -> None:
     found, _ = shardwright.run(traced.program, traced.program.funcs[0].name, args, traced.weights)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(np.asarray(one, np.float64), np.asarray(other, np.float64), rtol=2e-5, atol=2e-5)
-    on_one_chip = explicit(trace(function, args).program)
+    on_one_chip = explicit(traced_alone(name).program)
     func = on_one_chip.funcs[0]
     given = dict(zip((value.name for value in func.params), args, strict=True))
     made, _ = run_program(on_one_chip, func.name, given, traced.weights, world=alone())
