@@ -202,7 +202,7 @@ class _Model:
 
     @cached_property
     def _weights_fetched(self) -> list[Load]:
-        """What fetching each part's weights takes."""
+        """The loads of fetching each part's weights."""
         return [self._weights(part) for part in self.parts]
 
     def _batches(self, part: int, following: int, own: Load, fetched: Load, stored: Load) -> list[tuple[int, Load]]:
