@@ -44,7 +44,7 @@ test-browser: $(STAMP)
 	@command -v chromium chromium-browser google-chrome >/dev/null || apt-get install -y chromium >/dev/null 2>&1 \
 	  || sudo -n apt-get install -y chromium >/dev/null 2>&1 \
 	  || { echo 'The tests of the explorer need Chromium: apt-get install chromium, or its like.' >&2; exit 1; }
-	SHARDWRIGHT_BROWSER_TESTS=1 $(BIN)/python -m pytest tests/browser
+	SHARDWRIGHT_BROWSER_TESTS=1 $(BIN)/python -m pytest -n auto tests/browser
 
 test-targets: $(TARGETS_STAMP)
 	$(TARGETS_VENV)/bin/python -m pytest -n auto tests/targets

@@ -14,6 +14,7 @@ from oracles.elementwise import OPERANDS, call
 from oracles.gradients import check_gradients
 from oracles.random_programs.texts import SMOOTH, random_program
 from program_text import program
+from quick import one_in
 
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
@@ -181,7 +182,7 @@ def test_gradients_of_programs(case: str) -> None:
 SMALL = [name for name in example_programs.NAMES if "--mesh" in example_programs.text(name)]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", one_in(2, SMALL))
 def test_gradients_of_examples(name: str) -> None:
     check_gradients(example_programs.in_format(example_programs.load(name, example_programs.small(name)), "f32"))
 

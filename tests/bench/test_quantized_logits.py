@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from models.checkpoints import ARCHITECTURES, make_checkpoint
 from quantized_logits import Row, logits, measure, summary, table
+from quick import one_in
 
 from shardwright.backends.jax.session import Session
 from shardwright.ir.diagnostics import Source
@@ -33,12 +34,7 @@ def recorded() -> dict[str, list[float]]:
     return made
 
 
-OTHERS = {name for number, name in enumerate(ARCHITECTURES) if number % 3}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in OTHERS else name for name in ARCHITECTURES]
-)
+@pytest.mark.parametrize("name", one_in(3, ARCHITECTURES))
 def test_errors_are_those_recorded(name: str) -> None:
     rows = measure(name)
     found = [figure for row in rows for figure in (row.largest, row.typical, row.divergence, row.agreement)]

@@ -264,7 +264,6 @@ def test_what_is_excluded_takes_as_much_wherever_all_else_lies(name: str) -> Non
         assert first.chosen is not None
         excluded = first.chosen.at_peak(first.structure, made.funcs[0], memory)
         narrower += excluded.size < first.chosen.size
-        for other in range(2):
-            made = finished(program, _Anything(program, 100 + other, excluded))
-            assert memory_of(made, made.funcs[0]).peak >= memory.peak
+        made = finished(program, _Anything(program, 100 + seed, excluded))
+        assert memory_of(made, made.funcs[0]).peak >= memory.peak
     assert narrower
