@@ -8,12 +8,16 @@ of the orders that begin so is then put into the tables, and layouts are chosen 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import permutations, product
 
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.cost.choosing.layout_codes import Codes, StateNumbering
 from shardwright.cost.choosing.layout_solution import LayoutSolution
-from shardwright.cost.choosing.layouts import seconds_of
+from shardwright.cost.choosing.layouts import Moves, seconds_of
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.choosing.program_problems import type_on
 from shardwright.cost.hardware.topology import topology_of
@@ -104,3 +108,29 @@ class CrowdedMoves:
         own = mesh.sorted({*pair[0].split(name), *pair[1].split(name)}.difference(known))
         others = tuple(axis for axis in fitting if axis not in known and axis not in own)
         return [(*known, *rest, *others) for rest in permutations(own)]
+
+
+def no_less_than_planned(
+    found: Moves,
+    coding: StateNumbering,
+    codes: Codes,
+    plans: Iterable[tuple[ReshardingPlan, ...]],
+    seconds: Callable[[ReshardingPlan], float],
+) -> Moves:
+    """The costs of movements between layouts of one shape, `found` or no less than the cheapest of the plans of a
+    movement, each plan by its `seconds`, whatever axes of one chip do. Plans on other axes are passed over."""
+    digits, axes = coding.dividing_digits(codes), coding.mesh.dividing
+
+    def layouts(kind: TensorType) -> NDArray[np.int64]:
+        states = [coding.number(kind.state(axis)) for axis in axes]
+        return np.flatnonzero((digits == np.array(states, np.int64)).all(axis=1))
+
+    for each in (each for each in plans if each[0].mesh == axes):
+        at = np.ix_(layouts(each[0].source), layouts(each[0].target))
+        if found[0][at].size:
+            received, steps, taken = (table if table.flags.writeable else table.copy() for table in found)
+            received[at] = np.maximum(received[at], min(made.bytes_received for made in each))
+            steps[at] = np.maximum(steps[at], min(made.communicating_steps for made in each))
+            taken[at] = np.maximum(taken[at], min(map(seconds, each)))
+            found = received, steps, taken
+    return found

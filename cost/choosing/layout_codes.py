@@ -73,6 +73,10 @@ class StateNumbering:
         """The states of each axis: [codes, axes]. The array cannot be written to."""
         return _digits(self.radix, len(self.mesh), codes.tobytes())
 
+    def dividing_digits(self, codes: Codes) -> NDArray[np.int64]:
+        """The states of the axes of several chips: [codes, these axes]."""
+        return self.digits(codes)[:, [size > 1 for size in self.mesh.values()]]
+
     def partial(self, codes: Codes) -> NDArray[np.bool_]:
         """Which layouts are partial over an axis."""
         digits = self.digits(codes)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.cost.choosing.axis_descent import Descent, States
+from shardwright.cost.choosing.crowded_moves import no_less_than_planned
 from shardwright.cost.choosing.edge_costs import Detours, EdgeTables, with_detours
 from shardwright.cost.choosing.factor_graph import PASSES, FactorGraph, GraphSolution
 from shardwright.cost.choosing.factors import FORBIDDEN, Factor, TableFactor, TreeFactor, arborescence, tree_entries
@@ -412,26 +413,10 @@ class Solver:
         return float(max(least, 1))
 
     def moving_in(self, group: Group) -> Moves:
-        """The costs of movements between the layouts of a group; of some no less than what plans for them cost,
-        whatever axes of one chip do."""
+        """The costs of movements between the layouts of a group; of some no less than what plans for them cost."""
         found = moving_costs(self.coding, group.codes, group.shape, self.links)
-        mesh = self.coding.mesh
-        here = group.shape, mesh.dividing
-        digits = self.coding.digits(group.codes)[:, [size > 1 for size in mesh.values()]]
-
-        def layouts(kind: TensorType) -> NDArray[np.int64]:
-            states = [self.coding.number(kind.state(axis)) for axis in mesh.dividing]
-            return np.flatnonzero((digits == np.array(states, np.int64)).all(axis=1))
-
-        for plans in (each for each in self.problem.options.moves if (each[0].source.shape, each[0].mesh) == here):
-            at = np.ix_(layouts(plans[0].source), layouts(plans[0].target))
-            if found[0][at].size:
-                received, steps, seconds = (table if table.flags.writeable else table.copy() for table in found)
-                received[at] = np.maximum(received[at], min(made.bytes_received for made in plans))
-                steps[at] = np.maximum(steps[at], min(made.communicating_steps for made in plans))
-                seconds[at] = np.maximum(seconds[at], min(map(self.planned_s, plans)))
-                found = received, steps, seconds
-        return found
+        plans = (each for each in self.problem.options.moves if each[0].source.shape == group.shape)
+        return no_less_than_planned(found, self.coding, group.codes, plans, self.planned_s)
 
     def planned_s(self, made: ReshardingPlan) -> float:
         """The seconds that a plan takes at least; here they do not count."""

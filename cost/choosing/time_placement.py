@@ -217,8 +217,7 @@ class TimeSolver(Solver):
         if (node.body, node.name) in self.structure.after or not any(inside):
             return None
         group = node.group.root()
-        digits = self.coding.digits(group.codes)[:, [size > 1 for size in mesh.values()]]
-        return slices_free(costs, self.moves[group], digits == SUM), inside
+        return slices_free(costs, self.moves[group], self.coding.dividing_digits(group.codes) == SUM), inside
 
     @cached_property
     def views(self) -> list[tuple[ValueNode, int]]:

@@ -77,12 +77,12 @@ class BodyKernels:
 
 
 _RECENT: deque[tuple[Program, Func, BodyKernels]] = deque(maxlen=8)
-"""Functions whose kernels were asked for lately: time and memory are both asked of each."""
+"""Functions whose kernels were asked for lately: their time and their memory are asked for one after the other."""
 
 
 def function_kernels(program: Program, func: Func) -> BodyKernels:
     """The kernels of a function's body. Raises TypeError where a type has holes."""
-    made = next((body for whole, each, body in _RECENT if whole is program and each is func), None)
+    made = next((body for whole, each, body in tuple(_RECENT) if whole is program and each is func), None)
     if made is None:
         made = fused(program, func.body, Scope.of(program, func), func.returns)
         _RECENT.append((program, func, made))

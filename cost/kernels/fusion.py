@@ -174,7 +174,7 @@ class Fusion:
     after: dict[str, Charge] = field(default_factory=dict[str, Charge])
     within: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     leaves: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """What is below the values that were asked for."""
+    """The values `below` those that were asked for."""
 
     @staticmethod
     def of(program: Program, body: Sequence[Statement], scope: Scope, returned: Sequence[str]) -> Fusion:
