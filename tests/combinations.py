@@ -11,5 +11,15 @@ import pytest
 
 def all_with_slow(*choices: Iterable[Any], chosen: Callable[..., bool]) -> list[Any]:
     """Every combination of the choices; those that are not chosen are among the slow tests."""
-    slow = pytest.mark.slow
-    return [pytest.param(*each, marks=() if chosen(*each) else slow) for each in product(*choices)]
+    return slow_unless(chosen, product(*choices))
+
+
+def one_in(number: int, cases: Iterable[Any]) -> list[Any]:
+    """The cases, all but one in so many of them among the slow tests; tuples are the values of several parameters."""
+    numbered = list(enumerate(case if isinstance(case, tuple) else (case,) for case in cases))
+    return [pytest.param(*each, marks=() if at % number == 0 else pytest.mark.slow) for at, each in numbered]
+
+
+def slow_unless(chosen: Callable[..., bool], cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """The cases, each the values of several parameters; those that are not chosen are among the slow tests."""
+    return [pytest.param(*each, marks=() if chosen(*each) else pytest.mark.slow) for each in cases]

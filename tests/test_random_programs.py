@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import all_with_slow
 from oracles.campaigns import under_limit
 from oracles.mutations import examples, judged_in_process, mutant, relaid
 from oracles.random_programs.agreement import difference, examine, inputs
@@ -45,11 +46,9 @@ def failures(seed: int, wishes: Wishes, **options: bool) -> list[str]:
     return [f"random program {seed}: {text}\n{program.text()}" for text in wrong]
 
 
-ONES = range(0, SIMULATED, PER_TEST)
-OTHERS = [pytest.param(first, marks=pytest.mark.slow) for first in range(SIMULATED, MORE_SIMULATED, PER_TEST)]
-
-
-@pytest.mark.parametrize("first", [*ONES, *OTHERS])
+@pytest.mark.parametrize(
+    "first", all_with_slow(range(0, MORE_SIMULATED, PER_TEST), chosen=lambda first: first < SIMULATED)
+)
 def test_programs_mean_what_the_documentation_says(first: int) -> None:
     wrong = [text for seed in range(first, first + PER_TEST) for text in failures(seed, SMALL)]
     assert not wrong, "\n\n".join(wrong)

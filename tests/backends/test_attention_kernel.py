@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import one_in
 from interpreted_kernels import on_a_tpu
 from oracles.attention import attended
 from oracles.gradients import check_gradients
 from oracles.pages import attended_pages
 from program_text import program
-from quick import one_in
 
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.helpers import HELPERS

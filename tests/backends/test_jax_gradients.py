@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import one_in
 from oracles import example_programs
 from oracles.elementwise import OPERANDS, call
 from oracles.gradients import check_gradients
 from oracles.random_programs.texts import SMOOTH, random_program
 from program_text import program
-from quick import one_in
 
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module

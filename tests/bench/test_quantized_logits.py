@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import one_in
 from models.checkpoints import ARCHITECTURES, make_checkpoint
 from quantized_logits import Row, logits, measure, summary, table
-from quick import one_in
 
 from shardwright.backends.jax.session import Session
 from shardwright.ir.diagnostics import Source

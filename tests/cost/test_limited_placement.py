@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import all_with_slow
 from oracles.compiled_programs import in_simulator
 from oracles.random_programs.texts import surface_program
 from program_text import place_layouts, program
@@ -57,13 +58,8 @@ def plain(source: Program) -> Program:
     return Cleanup().run(Decompose().run(source))
 
 
-HARDEST = "three_functions"
-
-
 @pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=pytest.mark.slow) if path.stem == HARDEST else path for path in HARD],
-    ids=[path.stem for path in HARD],
+    "path", all_with_slow(HARD, chosen=lambda path: path.stem != "three_functions"), ids=lambda path: path.stem
 )
 def test_programs_beyond_the_limit_are_placed_with_a_gap(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = load(str(path))

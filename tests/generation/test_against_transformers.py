@@ -101,7 +101,7 @@ def transformers_model(folder: Path) -> Any:
 
 @cache
 def generated(model: Any, prompt: tuple[int, ...], stops: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """What `generate` of transformers gives, up to one of the `stops`, if there are any."""
+    """The tokens that transformers generates, up to one of the `stops`, if there are any."""
     import torch
 
     ids = torch.tensor([prompt])

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from combinations import one_in
 from own_devices import with_devices
-from quick import one_in
 
 from shardwright.cli.progress import GenerationProgress
 from shardwright.serving.generation.prompts import Prompt

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from combinations import slow_unless
 from models.checkpoints import ARCHITECTURES
 
 from shardwright.backends.jax.session import Session
@@ -164,9 +165,19 @@ COMPILED: list[tuple[str, str, str | None, AttentionOver, Mesh, Pages | None]] =
     ("gemma3", "megatron", None, "head", Mesh.of(x=2), PAGES),
     ("deepseek-v2", "ws1d", None, "positions", Mesh.of(x=2), PAGES),
 ]
+ALSO_COMPILED: list[tuple[str, str, str | None, AttentionOver, Mesh, Pages | None]] = [
+    ("falcon", "ws2d", "wg-xy", "batch", Mesh.of(x=2, y=2, z=2), None),
+    ("llama-grouped", "ws2d", "wg-xyz", "head", Mesh.of(x=2, y=2), None),
+    ("mistral", "ws1d", None, "batch", Mesh.of(x=2, y=2), None),
+    ("qwen2-window", "ws2d", "wg-x", "positions", Mesh.of(x=2, y=2), None),
+]
+"""What is near enough to `COMPILED` or to the matrix to be slow."""
 
 
-@pytest.mark.parametrize(("name", "layout", "prefill", "attention", "mesh", "pages"), COMPILED)
+@pytest.mark.parametrize(
+    ("name", "layout", "prefill", "attention", "mesh", "pages"),
+    slow_unless(lambda *case: case in COMPILED, [*COMPILED, *ALSO_COMPILED]),
+)
 def test_compiled(
     checkpoint: Callable[..., Path],
     name: str,

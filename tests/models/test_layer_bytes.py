@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from combinations import all_with_slow
 from models.checkpoints import config_of
 from oracles.layer_formulas import Layer
 from oracles.layer_programs import PRESETS, attention, feedforward
@@ -57,21 +58,12 @@ def named(value: object) -> str:
 # ---------------------------------------------------------------- feedforward layers
 
 
-FEEDFORWARD = [
-    (preset, mesh, bool((i + j + turn) % 2))
-    for turn in range(2)
-    for (i, preset), (j, mesh) in product(enumerate(PRESETS), enumerate(MESHES))
-]
-"""Every preset with every mesh, a gate in turn, then the other way round."""
+def _gate_in_turn(preset: str, mesh: dict[str, int], gated: bool) -> bool:
+    return gated == bool((list(PRESETS).index(preset) + MESHES.index(mesh)) % 2)
 
 
 @pytest.mark.parametrize(
-    ("preset", "mesh", "gated"),
-    [
-        *FEEDFORWARD[: len(FEEDFORWARD) // 2],
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in FEEDFORWARD[len(FEEDFORWARD) // 2 :]),
-    ],
-    ids=named,
+    ("preset", "mesh", "gated"), all_with_slow(PRESETS, MESHES, (False, True), chosen=_gate_in_turn), ids=named
 )
 def test_feedforward_layers(preset: str, mesh: dict[str, int], gated: bool) -> None:
     """Sections 3.2.1 to 3.2.3 and A.2 for two matrices; three with a gate."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
+from combinations import one_in
 from oracles.array_changes import applied
 from oracles.example_programs import load, small
 from oracles.rewritten_programs import largest_error, printed
 from program_text import program
-from quick import one_in
 
 BLOCK = """
 mesh x=2 y=2

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import all_with_slow, slow_unless
 from models.checkpoints import transformers_config
 from oracles.gradients import check_gradients
 from oracles.rewritten_programs import printed
@@ -166,7 +167,10 @@ def test_the_meaning_stays(stages: int, batches: int) -> None:
     assert largest_difference(plain, program(printed(made)), stages, batches, calls=2) < 1e-13
 
 
-@pytest.mark.parametrize(("layout", "batches"), [("ws2d", 1), ("megatron", 2)])
+@pytest.mark.parametrize(
+    ("layout", "batches"),
+    all_with_slow(("ws2d", "megatron"), (1, 2), chosen=lambda layout, n: (layout == "ws2d") == (n == 1)),
+)
 @pytest.mark.parametrize("name", ["llama-grouped", "opt", "mixtral", "falcon", "qwen2-window", "gemma3"])
 def test_models(name: str, layout: str, batches: int) -> None:
     config = transformers_config(name).to_dict()
@@ -184,7 +188,10 @@ def test_pages_are_refused(batches: int) -> None:
         staged(elaborate(parse(Source("paged", imported.text))), 2, batches)
 
 
-@pytest.mark.parametrize(("batches", "cache_format"), [(2, "int8"), (4, "f8e4m3"), (2, None)])
+@pytest.mark.parametrize(
+    ("batches", "cache_format"),
+    all_with_slow((2, 4), ("int8", "f8e4m3", None), chosen=lambda n, kept: (n == 4) == (kept == "f8e4m3")),
+)
 def test_rows_are_written_where_the_cache_lies(
     batches: int, cache_format: CacheFormat | None, tmp_path: Path, shardwright: Callable[..., Any]
 ) -> None:
@@ -248,8 +255,12 @@ def test_what_stages_send_each_other() -> None:
     assert roll.result.concrete.local_bytes(made.mesh) == 8 * 4
 
 
+RUNS = (("jax", "pos: int32 B"), ("jax", "pos: int32"), ("torch", "pos: int32 B"))
+
+
 @pytest.mark.parametrize(
-    ("to", "pos", "batches"), [("jax", "pos: int32 B", 4), ("jax", "pos: int32", 1), ("torch", "pos: int32 B", 4)]
+    ("to", "pos", "batches"),
+    slow_unless(lambda _, pos, n: n == (4 if "B" in pos else 1), [(*r, n) for r in RUNS for n in (1, 4)]),
 )
 def test_what_runs(to: str, pos: str, batches: int, tmp_path: Path, shardwright: Callable[..., Any]) -> None:
     path = tmp_path / "pipeline.shard"

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from combinations import all_with_slow
 
 from shardwright import load, print_program
 from shardwright.ir.diagnostics import DiagnosticError, Source
@@ -42,7 +43,7 @@ def drawn(seed: int) -> tuple[Path, str]:
     return choose.choice(EXAMPLES), ",".join(name + choose.choice(OPTIONS.get(name, [""])) for name in names)
 
 
-@pytest.mark.parametrize("first", [0, 20, 40, *(pytest.param(first, marks=pytest.mark.slow) for first in (60, 80))])
+@pytest.mark.parametrize("first", all_with_slow(range(0, 5 * PER_TEST, PER_TEST), chosen=lambda first: first < 60))
 def test_no_order_of_passes_is_a_fault_of_the_compiler(first: int) -> None:
     ended = 0
     for seed in range(first, first + PER_TEST):

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from combinations import one_in
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracles.jax_functions import FUNCTIONS
-from quick import one_in
 
 from shardwright import DiagnosticError, explain, optimize, trace
 
