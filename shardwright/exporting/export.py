@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("jax", "dtensor", "hf-tp-plan", "vllm", "shardy", "model-explorer")
 
+ENGINES = ("hf-tp-plan", "vllm")
+"""The formats that are settings of an engine, of which each serves a checkpoint of a language model."""
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -56,10 +59,12 @@ def export(
 
     if to not in FORMATS:
         raise fault("unknown-format", f"no format is called {to}; there are {', '.join(FORMATS)}", NOWHERE)
+    if to in ENGINES:
+        _require_served(program, to, weights)
     own = program if stages is None else layers_of_stage(program, stages)
     made = explicit(own, objective=objective, chip=chip, calls=calls, solver=solver)
     made = made if stages is None else with_all_layers(made, stages)
-    if to in ("hf-tp-plan", "vllm"):
+    if to in ENGINES and weights is not None:
         return _for_engine(program, made, to, weights, _objective(program, chip, calls, solver), stages)
     if to == "jax":
         from shardwright.exporting.jax_specs import jax_text
@@ -86,12 +91,9 @@ def _objective(program: Program, chip: str, calls: Mapping[str, float] | None, s
     return Objective(found, found.constants, dict(calls or {}), solver)
 
 
-def _for_engine(
-    program: Program, made: Program, to: str, weights: WeightMap | None, wanted: Objective, stages: Stages | None
-) -> Exported:
-    from shardwright.exporting.engines import nearest
-    from shardwright.exporting.module_styles import plan_text
-    from shardwright.exporting.vllm_flags import format_flags, page_flag
+def _require_served(program: Program, to: str, weights: WeightMap | None) -> None:
+    """Raises a `DiagnosticError` for what an engine cannot serve, whatever the layouts."""
+    from shardwright.exporting.vllm_flags import format_flags, require_pages
 
     if weights is None:
         raise fault(
@@ -107,11 +109,21 @@ def _for_engine(
             NOWHERE,
             "--as jax and --as dtensor have layouts for any program",
         )
+    if to == "vllm":
+        format_flags(program)
+        require_pages(program)
+
+
+def _for_engine(
+    program: Program, made: Program, to: str, weights: WeightMap, wanted: Objective, stages: Stages | None
+) -> Exported:
+    from shardwright.exporting.engines import nearest
+    from shardwright.exporting.module_styles import plan_text
+    from shardwright.exporting.vllm_flags import format_flags, page_flag
+
     plan = to == "hf-tp-plan"
-    flags = "" if plan else format_flags(program)
     tied = not any("V" in entry.dims and name != "embed" for name, entry in weights.entries.items())
     near = nearest(program, made, wanted, as_plan=plan, tied=tied, stages=stages)
     if plan:
         return Exported(plan_text(near, weights), near)
-    text = near.nearest.text + flags + page_flag(near.nearest.program) + "\n"
-    return Exported(text, near)
+    return Exported(near.nearest.text + format_flags(program) + page_flag(near.nearest.program) + "\n", near)

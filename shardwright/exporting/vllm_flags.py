@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.exporting.stored import refused
-from shardwright.ir.program import Program
+from shardwright.ir.program import Program, Value
 from shardwright.ir.types import DType
 
 
@@ -83,6 +83,9 @@ _CONTEXT_RULES: tuple[tuple[str, Callable[[Heads, int, int], bool]], ...] = (
 )
 """vLLM's rules of `--decode-context-parallel-size` for models that cache keys and values, and when each holds."""
 
+_SLOTS = "T2"
+"""The dimension of the positions of a page, beside T3, the pages that there are."""
+
 _ENGINE_CACHES = {DType.F8E4M3: "fp8_e4m3", DType.F8E5M2: "fp8_e5m2"}
 """vLLM's names of what caches are kept in; it has no integers there."""
 
@@ -110,13 +113,21 @@ def page_flag(program: Program) -> str:
     Raises a `DiagnosticError` for sizes that its kernels of attention do not take (`vllm/v1/attention/backends`,
     `flash_attn.py`).
     """
-    slots = {
-        value.shape.size("T2") // program.mesh.product(value.concrete.split("T2"))
-        for value in program.state
-        if {"T2", "T3"} <= set(value.shape.names)
-    }
-    for size in slots:
+    held = _pages(program, lambda value: program.mesh.product(value.concrete.split(_SLOTS)))
+    return f" --block-size {min(held)}" if held else ""
+
+
+def require_pages(program: Program) -> None:
+    """Raises a `DiagnosticError` for sizes of pages that no layout divides into sizes that `page_flag` has."""
+    _pages(program, lambda value: 1)
+
+
+def _pages(program: Program, chips: Callable[[Value], int]) -> set[int]:
+    """The positions of a page that each of so many chips holds."""
+    paged = (value for value in program.state if {_SLOTS, "T3"} <= set(value.shape.names))
+    held = {value.shape.size(_SLOTS) // chips(value) for value in paged}
+    for size in held:
         if size % 16:
             way_out = "import it with a --page-size of which each chip has a multiple of 16"
             raise refused(f"vLLM has no pages of which a chip holds {size} positions", way_out)
-    return f" --block-size {min(slots)}" if slots else ""
+    return held

@@ -76,10 +76,12 @@ def test_flags_of_vllm_for_caches_split_along_positions(shardwright: Run, import
     done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
     flags = "--tensor-parallel-size 4 --decode-context-parallel-size 2 --block-size 16\n"
     assert done.out == flags, done.err
-    path = imported("megatron", config=grouped, options=(*options, "--page-size", "16"))
-    done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
-    said = "error: vLLM has no pages of which a chip holds 8 positions [not-exported]"
-    assert (done.status, done.err.splitlines()[0]) == (1, f"{path}: {said}")
+    # What no layout divides well is refused before layouts are chosen.
+    for slots, held in (("16", "8"), ("24", "24")):
+        path = imported("megatron", config=grouped, options=(*options, "--page-size", slots))
+        done = shardwright("export", path, "--as", "vllm", "--chip", "h100")
+        said = f"error: vLLM has no pages of which a chip holds {held} positions [not-exported]"
+        assert (done.status, done.err.splitlines()[0]) == (1, f"{path}: {said}")
     # As many heads of keys as of queries: vLLM has no chips whose heads are the same.
     path = imported("megatron", config=grouped | {"num_attention_heads": 2}, options=options)
     assert "T_y" in path.read_text()
