@@ -186,6 +186,7 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
             }
         ],
     }
+    dump.write_text(DUMP.replace("=true", "=true, frontend_attributes={xla.sdy.meshes={}}"))  # as of one device
     rows = [line.split() for line in shardwright("explain", str(dump)).out.splitlines()]
     assert [row[:2] for row in rows[2:]] == [["all_gather", "devices:(4)2"], ["all_reduce", "devices:(1)2"]]
 
@@ -204,6 +205,29 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
             [],
             "dump.txt: error: there is no ENTRY computation: this is not the text of an HLO module [bad-hlo]\n"
             "note: as compiled.as_text() or --xla_dump_to gives it\n",
+        ),
+        *(
+            (text, [], f"dump.txt: error: {said} [bad-hlo]\nnote: as compiled.as_text() or --xla_dump_to gives it\n")
+            for text, said in [
+                (DUMP[:-40], "the text ends within the computation main: it has been cut off"),
+                (
+                    DUMP.replace("is_scheduled=true", "frontend_attributes={xla.sdy.meshes={}}"),
+                    "jit_step is not partitioned yet; the text that is ends in after_optimizations.txt",
+                ),
+                (DUMP.replace("{3,7}", "{3,8}"), "r joins devices that are not among the 8 of the module"),
+                (DUMP.replace("[4,2]<=", "[3,2]<="), "g has groups that are no arrangement of devices"),
+                (
+                    DUMP.replace("{{0,4},{1,5},{2,6},{3,7}}", "mesh['a'=8] {'a':(3)2}"),
+                    "r has groups that are no arrangement of devices",
+                ),
+                (DUMP.replace("  %p = f32[16]{0} parameter(0)\n", ""), "g reads p, which the text does not have"),
+                (DUMP.replace("parameter(0)", "parameter(2)"), "the computation main lacks parameters"),
+                (
+                    DUMP.replace("all-gather(%p)", "call(%p), to_apply=%f"),
+                    "the computation f is missing, which main calls",
+                ),
+                (DUMP.replace("all-gather(%p)", "call(%p), to_apply=%main"), "the computation main calls itself"),
+            ]
         ),
     ],
 )

@@ -23,7 +23,15 @@ _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\s*\d+\},?\s*)*)\}")
 
 
 def groups_of(instruction: Instruction, devices: int) -> Groups:
-    """The groups of a collective; all devices are one where none is listed. Raises `HloError` where it has none."""
+    """The groups of a collective; all devices are one where none is listed. Raises `HloError` where it has none, or
+    its groups are none."""
+    try:
+        return _groups(instruction, devices)
+    except ValueError:
+        raise HloError(f"{instruction.name} has groups that are no arrangement of devices") from None
+
+
+def _groups(instruction: Instruction, devices: int) -> Groups:
     text = instruction.attributes
     if listed := _LISTED.search(text):
         rows = re.findall(r"\{([\d,\s]*)\}", listed[1])
@@ -78,7 +86,7 @@ def _mesh_groups(axes_text: str, ids: str | None, named_text: str) -> Groups:
         part = part or size
         varying.append(len(extents) + 1)
         extents += [before, part, size // (before * part)]
-    devices = _device_ids(ids, math.prod(extents)).reshape(extents)
+    devices = _device_ids(ids, math.prod(size for _, size in axes)).reshape(extents)
     staying = [axis for axis in range(len(extents)) if axis not in varying]
     along = math.prod(extents[axis] for axis in varying)
     return _rows(devices.transpose([*staying, *varying]).reshape(-1, along))

@@ -150,7 +150,8 @@ class HloModule:
 
 
 def parse(text: str) -> HloModule:
-    """The module of an HLO text. Raises `HloError` where it has no entry or a line is not of this form."""
+    """The module of an HLO text. Raises `HloError` where it has no entry, ends too early, or a line is not of
+    this form."""
     computations: dict[str, Computation] = {}
     entry = ""
     current: Computation | None = None
@@ -162,11 +163,15 @@ def parse(text: str) -> HloModule:
                 computations[current.name] = current
                 if head[1] or head[3]:
                     entry = current.name
+            elif line.startswith("}"):
+                current = None
             continue
         named = _NAME.match(line)
         if named:
             instruction = _instruction(named[2], line[named.end() :], is_root=named[1] is not None)
             current.instructions[instruction.name] = instruction
+    if current is not None:
+        raise HloError(f"the text ends within the computation {current.name}: it has been cut off")
     if not entry:
         raise HloError("there is no ENTRY computation: this is not the text of an HLO module")
     header = _HEADER.search(text)

@@ -134,11 +134,13 @@ def _lines(func: Func) -> dict[str, int]:
 def explain_text(source: Source, mesh: Mapping[str, int] | None = None) -> Explanation:
     """Explains the text of an optimized HLO module, a `Source`. Without a mesh its devices are one axis, `devices`."""
     from shardwright.backends.hlo.module import HloError, parse
+    from shardwright.backends.hlo.wholeness import check_whole
     from shardwright.backends.targets.compilers import CompiledFunction
     from shardwright.ir.diagnostics import NOWHERE, fault
 
     try:
         module = parse(source.text)
+        check_whole(module, source.text)
         axes = dict(mesh) if mesh else {"devices": module.devices}
         if prod(axes.values()) != module.devices:
             listed = " ".join(f"{axis}={size}" for axis, size in axes.items())
