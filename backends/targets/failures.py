@@ -23,6 +23,12 @@ _LISTED = 3
 
 _WAY_OUT = "take more chips, a smaller batch, or layouts that split what is large"
 
+_UNTILED = "Couldn't find output tile sizes"
+_WITHOUT_TRITON = (
+    "XLA_FLAGS=--xla_gpu_enable_triton_gemm=false compiles products without Triton, which has no tiles for it"
+)
+"""Of products that XLA for GPUs gives to Triton where it cannot try which kernel is best (jax 0.10.2)."""
+
 
 def failure_of(target: str, function: str, message: str, report: str) -> DiagnosticError:
     """The diagnostic for a compiler's error: `target-memory` where the program does not fit, else `target-failed` with
@@ -33,7 +39,8 @@ def failure_of(target: str, function: str, message: str, report: str) -> Diagnos
             said = f"{function} does not fit {target}: it takes {needs} on a chip that has {has} for it"
             return _failed("target-memory", said, *_largest(report), _WAY_OUT)
     first = next((line for line in message.splitlines() if line.strip()), "no reason given").strip()
-    return _failed("target-failed", f"{function}: the compiler of {target} gave up: {first}")
+    notes = [_WITHOUT_TRITON] if _UNTILED in first else []
+    return _failed("target-failed", f"{function}: the compiler of {target} gave up: {first}", *notes)
 
 
 def does_not_fit(target: str, function: str, needed: int, memory: int, report: str) -> DiagnosticError:
