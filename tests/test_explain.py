@@ -249,7 +249,8 @@ def test_modules_that_are_refused(shardwright: Run, tmp_path: Path, monkeypatch:
         "own.py: error: the module is compiled for the mesh x=2 [mesh-fit]\nnote: leave --mesh away\n"
     )
     assert shardwright("explain", "other.py").err == (
-        "other.py: error: this is no module of `shardwright compile` [bad-module]\nnote: compile the program again\n"
+        "other.py: error: this is no module of `shardwright compile` [bad-module]\n"
+        "note: compile the program again; a function of JAX in it is other.py:FUNCTION\n"
     )
 
 
@@ -462,12 +463,16 @@ def test_a_function_that_is_not_traced_raises_its_own_error() -> None:
         explain(lambda x: x / (1 // 0), args=[1.0])
 
 
-def test_a_dump_takes_no_target(shardwright: Run) -> None:
+def test_what_dumps_and_modules_do_not_take(shardwright: Run) -> None:
     refused = shardwright("explain", "dump.txt", "--target", "cpu")
     assert refused.status == 2
     assert refused.err.endswith(
         "dump.txt is read as a dump, one function that has been compiled: it takes no --target\n"
     )
+    refused = shardwright("explain", "dump.txt", "--dim", "E=4")
+    assert refused.err.endswith("one function that has been compiled: it takes no --dim\n")
+    refused = shardwright("explain", "ffn.py", "--dim", "E=4")
+    assert refused.err.endswith("ffn.py has been compiled for its sizes: it takes no --dim\n")
 
 
 def test_targets(shardwright: Run) -> None:

@@ -46,9 +46,11 @@ def _dumps_are_compiled(args: argparse.Namespace) -> str | None:
         return "--func and --dim are of programs" if args.func or args.dim else None
     if args.arguments:
         return "--args goes with FILE.py:FUNCTION"
-    if args.file.endswith((".shard", ".py")):
+    if args.file.endswith(".py"):
+        return f"{args.file} has been compiled for its sizes: it takes no --dim" if args.dim else None
+    if args.file.endswith(".shard"):
         return None
-    given = next((option for option in ("target", "func") if getattr(args, option)), None)
+    given = next((option for option in ("target", "func", "dim") if getattr(args, option)), None)
     return (
         f"{args.file} is read as a dump, one function that has been compiled: it takes no --{given}" if given else None
     )

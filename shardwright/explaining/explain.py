@@ -192,27 +192,30 @@ def _explain_module(
     """A module from a user's file."""
     from shardwright.ir.diagnostics import NOWHERE, fault
 
-    own = _mesh_shape(source.text)
+    own = _mesh_shape(source)
     if mesh and dict(mesh) != own:
         listed = ", ".join(f"{axis}={size}" for axis, size in own.items())
         raise fault("mesh-fit", f"the module is compiled for the mesh {listed}", NOWHERE, "leave --mesh away")
     return _explain_text_of_module(source.text, target, own, functions, time_limit_s, source.name)
 
 
-def _mesh_shape(text: str) -> dict[str, int]:
+def _mesh_shape(source: Source) -> dict[str, int]:
     """MESH_SHAPE of an emitted module."""
     from shardwright.ir.diagnostics import NOWHERE, fault
 
     values: dict[str, Any] = {}
     try:
-        for node in ast.parse(text).body:
+        for node in ast.parse(source.text).body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 values[node.targets[0].id] = node.value
         if "IN_SHAPES" in values:
             return dict(ast.literal_eval(values["MESH_SHAPE"]))
     except (KeyError, SyntaxError, TypeError, ValueError):
         pass
-    raise fault("bad-module", "this is no module of `shardwright compile`", NOWHERE, "compile the program again")
+    raise fault(
+        "bad-module", "this is no module of `shardwright compile`", NOWHERE,
+        f"compile the program again; a function of JAX in it is {source.name}:FUNCTION",
+    )  # fmt: skip
 
 
 def _explain_text_of_module(
