@@ -456,4 +456,7 @@ def describe(config: Config) -> Model:
 
 
 def _rotated(elements: int, head_dim: int) -> int:
+    if elements % 2 or elements > head_dim:
+        said = f"rotary embeddings turn pairs of a head's {head_dim} elements, and rotary_dim is {elements}"
+        raise fault("bad-config", said)
     return 0 if elements == head_dim else elements

@@ -103,6 +103,8 @@ def rotary(
         rotated = int(head_dim * part)
         if rotated % 2 or not 0 < rotated <= head_dim:
             raise fault("bad-config", f"rotary embeddings turn pairs, and {part:g} of {head_dim} elements is {rotated}")
+    if rotated % 2:
+        raise fault("bad-config", f"rotary embeddings turn pairs, and a head has {head_dim} elements")
     scaling, magnitude = _scaling(config, keys, of, base, rotated)
     return RotarySpec(base, style, 0 if rotated == head_dim else rotated, scaling, magnitude)
 

@@ -538,6 +538,9 @@ def test_configs_at_fault(changes: dict[str, object], what: str) -> None:
             {"rope_parameters": {"partial_rotary_factor": 0.4}},
             "rotary embeddings turn pairs, and 0.4 of 8 elements is 3",
         ),
+        ("llama-grouped", {"head_dim": 7}, "rotary embeddings turn pairs, and a head has 7 elements"),
+        ("gptj", {"rotary_dim": 3}, "rotary embeddings turn pairs of a head's 4 elements, and rotary_dim is 3"),
+        ("gptj", {"rotary_dim": None}, "rotary embeddings turn pairs of a head's 4 elements, and rotary_dim is 64"),
         ("gptj", {"n_positions": 20}, "the length is 40, and the model has n_positions=20\ngive --length 20 or less"),
         (
             "opt",
