@@ -51,6 +51,11 @@ class SuggestedConstraint:
     times: int = 1
     numbers: tuple[int, ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """The keys that `explain --json` promises; `line` has the name and the numbers."""
+        told = {key: value for key, value in self.__dict__.items() if key not in ("own_name", "numbers")}
+        return {**told, "line": self.pasted}
+
     @property
     def place(self) -> str:
         """Where the line belongs."""
@@ -95,7 +100,7 @@ class Verdict:
         return {
             **{key: value for key, value in self.__dict__.items() if key not in ("collectives", "fixes")},
             "collectives": [each.as_json() for each in self.collectives],
-            "fixes": [{**fix.__dict__, "line": fix.pasted} for fix in self.fixes],
+            "fixes": [fix.as_json() for fix in self.fixes],
         }
 
     def __repr__(self) -> str:

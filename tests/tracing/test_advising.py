@@ -269,9 +269,14 @@ def test_the_command(tmp_path: Path, shardwright: Callable[..., Outcome]) -> Non
     assert got.status == 0, got.err
     made = json.loads(got.out)
     verdict = made["verdict"]
+    assert list(verdict) == [
+        "function", "received_bytes", "least_bytes", "is_proved", "least_time_s", "chip", "fixed_bytes", "expect",
+        "collectives", "fixes",
+    ]  # fmt: skip
     assert verdict["received_bytes"] == made["functions"][0]["bytes_received"]
     assert (verdict["received_bytes"], verdict["least_bytes"], verdict["fixed_bytes"]) == (98_304, 38_912, 57_344)
     (fix,) = verdict["fixes"]
+    assert list(fix) == ["value", "spec", "source", "saved_bytes", "begins_body", "times", "line"]
     assert fix["line"] == "h = jax.lax.with_sharding_constraint(h, P(None, 'data'))"
     assert (fix["source"], fix["saved_bytes"]) == (f"{tmp_path}/model.py:10", 40_960)
     told = shardwright("explain", f"{tmp_path}/model.py:layer").out
