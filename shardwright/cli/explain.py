@@ -111,7 +111,7 @@ def _execute_function(args: argparse.Namespace) -> int:
     except DiagnosticError:
         raise
     except Exception as error:  # the user's function may raise anything
-        raise untraced(name, error) from error
+        raise untraced(function, name, error) from error
     explained.refuse()
     chip = parse_target(target).chip
     try:

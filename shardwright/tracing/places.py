@@ -18,12 +18,14 @@ def untraceable(message: str, place: str, *notes: str) -> DiagnosticError:
     return _fault("untraceable", message, path or place, int(line) if path and line.isdigit() else 0, *notes)
 
 
-def untraced(name: str, error: Exception) -> DiagnosticError:
-    """The error that JAX, or the function itself, raises as it is traced, with its place."""
+def untraced(function: Any, name: str, error: Exception) -> DiagnosticError:
+    """The error that JAX, or the function itself, raises as it is traced, with its place, or that of the function."""
     said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     reason = f"JAX cannot trace {name} at its example arguments: {said}"
     explicit = "a mesh with axis_types=(AxisType.Auto,) * n leaves shardings between arguments open"
-    return untraceable(reason, place_of(error), *([explicit] if "ShardingTypeError" in said else []))
+    return untraceable(
+        reason, place_of(error) or definition_of(function), *([explicit] if "ShardingTypeError" in said else [])
+    )
 
 
 def of_file(code: str, message: str, path: str, *notes: str) -> DiagnosticError:
@@ -36,9 +38,16 @@ def place_of(error: BaseException, path: str | None = None) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         file = Path(frame.filename)
-        if (path is not None and file == Path(path)) or (path is None and is_users(file)):
+        if path is not None and is_same(file, path):
+            return f"{path}:{frame.lineno}"
+        if path is None and is_users(file):
             return f"{frame.filename}:{frame.lineno}"
     return ""
+
+
+def is_same(file: str | Path, path: str) -> bool:
+    """Tells whether a file, of which Python knows the whole path, is that of a path."""
+    return Path(file).resolve() == Path(path).resolve()
 
 
 def definition_of(function: Any) -> str:
@@ -62,8 +71,9 @@ def of_function(code: str, message: str, place: str, name: str, *notes: str) -> 
 
 def is_users(file: Path) -> bool:
     """Tells whether a file is neither of an installed library nor of this package."""
-    own = Path(__file__).resolve().parents[1]
-    return file.is_file() and "site-packages" not in file.parts and own not in file.resolve().parents
+    own = Path(__file__).parents[1]  # with links to folders beside it in a clone
+    is_own = own in file.parents or own.resolve() in file.resolve().parents
+    return file.is_file() and "site-packages" not in file.parts and not is_own
 
 
 def _fault(code: str, message: str, path: str, line: int, *notes: str) -> DiagnosticError:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.models.weight_map import NUMBERED, WeightEntry, WeightMap
 from shardwright.tracing.comparing import Array, Difference, difference_of
-from shardwright.tracing.places import definition_of, of_file, of_function, place_of, untraceable, untraced
+from shardwright.tracing.places import definition_of, is_same, of_file, of_function, place_of, untraceable, untraced
 from shardwright.tracing.proof_sizes import MOST_WORK, PATIENCE, alike, smaller_arguments, smaller_sizes, work_of
 from shardwright.tracing.random_keys import without_keys
 
@@ -197,7 +197,7 @@ def _trace(
     except DiagnosticError:
         raise
     except Exception as error:
-        raise untraced(name or _name(function), error) from error
+        raise untraced(function, name or _name(function), error) from error
 
     if stated is not None:
         traced = stated.on(traced, same_sizes=not is_smaller)
@@ -358,8 +358,10 @@ def from_file(name: str, path: str, arguments: str | None) -> tuple[Callable[...
     module = user_module(path)
     function = _made(_member(module, path, name, "FUNCTION"), path, name)
     other, _, member = (arguments or f"{path}:example_args").rpartition(":")
+    if not other:
+        raise of_file("no-file", f"{member} is not FILE.py:ARGS", "--args")
     made = _member(module if other == path else user_module(other), other, member, "--args FILE.py:ARGS")
-    args: Any = made() if callable(made) else made
+    args = _called(made, other, member) if callable(made) else made
     if not isinstance(args, tuple | list):
         reason = f"{member} gives {type(args).__name__}, and not a tuple of arguments"
         hint = "return (x,) for one argument x; arguments by keyword are those of a functools.partial of the function"
@@ -371,18 +373,25 @@ def _made(function: Any, path: str, name: str) -> Any:
     """A module of PyTorch that its class or a callable without arguments makes; anything else as it is."""
     from shardwright.tracing.capture_torch import is_module, is_module_class
 
+    if not callable(function):
+        raise of_file("not-a-function", f"{name} is {type(function).__name__}, and no function", path)
     try:
         takes = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return function
     if is_module(function) or (takes and not (isinstance(function, type) and is_module_class(function))):
         return function
+    made = _called(function, path, name)
+    return made if is_module(made) else function
+
+
+def _called(function: Callable[[], Any], path: str, name: str) -> Any:
+    """The result of a callable of a user's file. Raises where it fails."""
     try:
-        made = function()
+        return function()
     except Exception as error:
         place = place_of(error, path) or f"{path}:"
         raise untraceable(f"{name}() fails: {type(error).__name__}: {error}", place) from error
-    return made if is_module(made) else function
 
 
 def user_module(path: str) -> Any:
@@ -402,7 +411,7 @@ def user_module(path: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        line = error.lineno if isinstance(error, SyntaxError) and error.filename == path else None
+        line = error.lineno if isinstance(error, SyntaxError) and is_same(error.filename or "", path) else None
         place = f"{path}:{line}" if line else place_of(error, path) or f"{path}:"
         raise untraceable(f"the file cannot be imported: {type(error).__name__}: {error}", place) from error
     finally:

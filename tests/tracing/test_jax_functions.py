@@ -102,6 +102,8 @@ def test_refuses_with_the_line() -> None:
         ("def f(x:\n", "f", "FILE:1:1: error: the file cannot be imported: SyntaxError:"),
         ("import nothing_of_this_name\n", "f", "FILE:1:1: error: the file cannot be imported: ModuleNotFoundError:"),
         ("def f(x):\n    return x\n", "g", "FILE: error: the file has no g [undeclared]"),
+        ("f = 3\n", "f", "FILE: error: f is int, and no function [not-a-function]"),
+        ("\ndef f(x, y):\n    return x\n", "f", "FILE:2:1: error: JAX cannot trace f at its example arguments: TypeE"),
     ],
 )
 def test_faults_of_the_file_have_their_line(
@@ -112,6 +114,20 @@ def test_faults_of_the_file_have_their_line(
     assert main(["trace", f"{file}:{wanted}", "-o", str(out)]) == 1
     assert capsys.readouterr().err.startswith(said.replace("FILE", str(file)))
     assert not out.exists()
+
+
+def test_arguments_that_fail_have_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the file is named from the working directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text("def f(x):\n    return x\n\ndef example_args():\n    return 1 / 0\n")
+    for command in (["trace", "model.py:f", "-o", "out.shard"], ["explain", "model.py:f"]):
+        assert main(command) == 1
+        told = capsys.readouterr().err
+        assert told.startswith("model.py:5:5: error: example_args() fails: ZeroDivisionError: division by zero [untrac")
+        assert main([*command, "--args", "examples"]) == 1
+        assert capsys.readouterr().err == "--args: error: examples is not FILE.py:ARGS [no-file]\n"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
