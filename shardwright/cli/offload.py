@@ -322,7 +322,7 @@ def _measured(args: argparse.Namespace, dtype: DType) -> Machine:
 
 
 def _dtype(args: argparse.Namespace) -> DType:
-    """The format that is planned for: on this machine that of the checkpoint, where it says one; f16 elsewhere."""
+    """The format that is planned for: that in which a checkpoint would run, and of a built-in model f16."""
     from shardwright.ir.types import DType
     from shardwright.models.built_in import built_in_names
     from shardwright.models.config import read_config
@@ -330,7 +330,7 @@ def _dtype(args: argparse.Namespace) -> DType:
 
     if args.dtype:
         return DType(args.dtype)
-    if args.machine or args.model in built_in_names():
+    if args.model in built_in_names():
         return DType.F16
     return checkpoint_dtype(read_config(args.model))
 

@@ -178,6 +178,18 @@ def test_a_plan_is_run_by_offload_and_by_generate(
     assert json.loads(priced.out)["policy"] == parse_policy(policy).as_json()
 
 
+def test_a_checkpoint_is_planned_in_its_own_format(shardwright: Callable, tmp_path: Path) -> None:
+    """As it would run: a plan in another would give other tokens once it is given back."""
+    config, plan = tmp_path / "config.json", tmp_path / "plan.shard"
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64}
+    keys = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "vocab_size": 96, **layers}
+    config.write_text(json.dumps(keys), encoding="utf-8")
+    got = shardwright("offload", config, "--machine", "t4", "--prompt-len", "8", "--gen-len", "4", "--plan-only",
+                      "--policy", "2,2,0,100,0,100,0,100", "-o", plan)  # fmt: skip
+    assert (got.status, got.err) == (0, "")
+    assert {str(weight.type.dtype) for weight in program(plan.read_text(encoding="utf-8")).weights} == {"bf16"}
+
+
 def test_an_open_program_is_filled(shardwright: Callable, tmp_path: Path) -> None:
     file, out = tmp_path / "open.shard", tmp_path / "full.shard"
     file.write_text(opened(model(None, 12), "weights", "cache", "hidden"), encoding="utf-8")

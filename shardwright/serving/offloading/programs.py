@@ -178,7 +178,8 @@ class Programs:
             held = ", ".join(map(str, sorted(formats)))
             raise fault(
                 "wrong-program", f"the program's weights are {held}, and {request.dtype} is asked for", NOWHERE,
-                "leave --dtype out, or make a program in that format: shardwright import CHECKPOINT --dtype",
+                "leave --dtype out, or make a program in that format: shardwright import CHECKPOINT"
+                f" --dtype {request.dtype}",
             )  # fmt: skip
         if not self.fixed:
             return
