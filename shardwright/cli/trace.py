@@ -35,7 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_output(parser, "OUT.shard", required=True)
     add_json(parser)
     parser.check(
-        lambda args: None if ":" in args.function else "FILE.py:FUNCTION needs a colon, as in model.py:forward"
+        lambda args: None if all(args.function.rpartition(":")) else "FILE.py:FUNCTION is as in model.py:forward"
     )
     parser.check(lambda args: "--dim: a traced program has its function's sizes" if args.dim else None)
 

@@ -34,20 +34,16 @@ def of_file(code: str, message: str, path: str, *notes: str) -> DiagnosticError:
 
 
 def place_of(error: BaseException, path: str | None = None) -> str:
-    """`FILE:LINE` of the innermost frame of an error that is in this file, or in none of an installed library."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
+    """`FILE:LINE` of the innermost frame of an error that is in this file, or in none of an installed library; the line
+    that cannot be read of a file that is no Python."""
+    wanted = None if path is None else Path(path).resolve()
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).resolve() == wanted:
+        return f"{path}:{error.lineno or 1}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if path is not None and is_same(file, path):
-            return f"{path}:{frame.lineno}"
-        if path is None and is_users(file):
-            return f"{frame.filename}:{frame.lineno}"
+        if is_users(file) if wanted is None else file.resolve() == wanted:
+            return f"{path or frame.filename}:{frame.lineno}"
     return ""
-
-
-def is_same(file: str | Path, path: str) -> bool:
-    """Tells whether a file, of which Python knows the whole path, is that of a path."""
-    return Path(file).resolve() == Path(path).resolve()
 
 
 def definition_of(function: Any) -> str:

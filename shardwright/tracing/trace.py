@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.models.weight_map import NUMBERED, WeightEntry, WeightMap
 from shardwright.tracing.comparing import Array, Difference, difference_of
-from shardwright.tracing.places import definition_of, is_same, of_file, of_function, place_of, untraceable, untraced
+from shardwright.tracing.places import definition_of, of_file, of_function, place_of, untraceable, untraced
 from shardwright.tracing.proof_sizes import MOST_WORK, PATIENCE, alike, smaller_arguments, smaller_sizes, work_of
 from shardwright.tracing.random_keys import without_keys
 
@@ -358,10 +358,10 @@ def from_file(name: str, path: str, arguments: str | None) -> tuple[Callable[...
     module = user_module(path)
     function = _made(_member(module, path, name, "FUNCTION"), path, name)
     other, _, member = (arguments or f"{path}:example_args").rpartition(":")
-    if not other:
-        raise of_file("no-file", f"{member} is not FILE.py:ARGS", "--args")
+    if not (other and member):
+        raise of_file("not-arguments", "FILE.py:ARGS is as in model.py:inputs", "--args")
     made = _member(module if other == path else user_module(other), other, member, "--args FILE.py:ARGS")
-    args = _called(made, other, member) if callable(made) else made
+    args: Any = _call(made, other, member) if callable(made) else made
     if not isinstance(args, tuple | list):
         reason = f"{member} gives {type(args).__name__}, and not a tuple of arguments"
         hint = "return (x,) for one argument x; arguments by keyword are those of a functools.partial of the function"
@@ -381,12 +381,12 @@ def _made(function: Any, path: str, name: str) -> Any:
         return function
     if is_module(function) or (takes and not (isinstance(function, type) and is_module_class(function))):
         return function
-    made = _called(function, path, name)
+    made = _call(function, path, name)
     return made if is_module(made) else function
 
 
-def _called(function: Callable[[], Any], path: str, name: str) -> Any:
-    """The result of a callable of a user's file. Raises where it fails."""
+def _call(function: Callable[[], Any], path: str, name: str) -> Any:
+    """The result of a function of the user's file. Raises with its line where it fails."""
     try:
         return function()
     except Exception as error:
@@ -403,17 +403,18 @@ def user_module(path: str) -> Any:
     if not Path(path).is_file():
         raise of_file("no-file", "no such file", path)
     spec = spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise of_file("not-python", "this is no file of Python", path, "name one that ends in .py")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(Path(path).resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        line = error.lineno if isinstance(error, SyntaxError) and is_same(error.filename or "", path) else None
-        place = f"{path}:{line}" if line else place_of(error, path) or f"{path}:"
-        raise untraceable(f"the file cannot be imported: {type(error).__name__}: {error}", place) from error
+    except (Exception, SystemExit) as error:
+        reason = f"the file cannot be imported: {type(error).__name__}: {error}"
+        place = place_of(error, path) or f"{path}:"
+        hint = 'what runs it as a script belongs below `if __name__ == "__main__":`'
+        raise untraceable(reason, place, *([hint] if isinstance(error, SystemExit) else [])) from error
     finally:
         sys.path.pop(0)
     return module

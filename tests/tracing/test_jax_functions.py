@@ -126,13 +126,32 @@ def test_arguments_that_fail_have_their_line(
         assert main(command) == 1
         told = capsys.readouterr().err
         assert told.startswith("model.py:5:5: error: example_args() fails: ZeroDivisionError: division by zero [untrac")
-        assert main([*command, "--args", "examples"]) == 1
-        assert capsys.readouterr().err == "--args: error: examples is not FILE.py:ARGS [no-file]\n"
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", f"{tmp_path}/none.py:f", "-o", str(tmp_path / "out.shard")]) == 1
     assert capsys.readouterr().err == f"{tmp_path}/none.py: error: no such file [no-file]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("f = 1 +\n", ["m.py:f"], "m.py:1:1: error: the file cannot be imported: SyntaxError: invalid syntax"),
+        ("import sys\nsys.exit(0)\n", ["m.py:f"], "m.py:2:1: error: the file cannot be imported: SystemExit: 0 "),
+        ("def f(): ...\n", ["m.py:"], "shardwright trace: error: FILE.py:FUNCTION is as in model.py:forward\n"),
+        ("def f(): ...\n", ["m.txt:f"], "m.txt: error: this is no file of Python [not-python]\n"),
+        ("def f(): ...\ndef a():\n    1 / 0\n", ["m.py:f", "--args", "m.py:a"], "m.py:3:5: error: a() fails: Zero"),
+        ("def f(): ...\n", ["m.py:f", "--args", "m.py"], "--args: error: FILE.py:ARGS is as in model.py:"),
+    ],
+)
+def test_faults_of_a_file_beside_which_one_stands(
+    text: str, words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("m.py", "m.txt"):
+        Path(name).write_text(text, encoding="utf-8")
+    assert main(["trace", *words, "-o", "out.shard"]) != 0
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
