@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
+from shardwright.ir.diagnostics import NOWHERE, fault
+
 
 @dataclass(frozen=True)
 class Mesh(Mapping[str, int]):
@@ -28,6 +30,14 @@ class Mesh(Mapping[str, int]):
     def of(**sizes: int) -> Mesh:
         """`Mesh.of(x=4, y=2)`."""
         return Mesh(tuple(sizes.items()))
+
+    @classmethod
+    def given(cls, sizes: Mapping[str, int]) -> Mesh:
+        """The mesh of sizes that a user gave. Raises a `DiagnosticError` where an axis has no chips."""
+        for axis, size in sizes.items():
+            if size < 1:
+                raise fault("bad-size", f"mesh axis {axis} has {size} chips", NOWHERE, "it has at least 1")
+        return cls(tuple(sizes.items()))
 
     def __getitem__(self, axis: str) -> int:
         for name, size in self.sizes:

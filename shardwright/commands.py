@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from shardwright.cost_tables import Costs
@@ -68,21 +68,35 @@ def import_checkpoint(
 ) -> ImportedModel:
     """The program of a Hugging Face checkpoint, a folder with config.json or that file, in a preset layout: its `text`,
     and the `mapping` of its weights for `run` and `export`. Options are as of the command `import`. Raises a
-    `DiagnosticError` where the config is at fault or the layout does not fit the mesh."""
-    from shardwright.ir.diagnostics import Source, located
+    `DiagnosticError` where the config or an option is at fault, or the layout does not fit the mesh."""
+    from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.ir.mesh import Mesh
     from shardwright.ir.types import DType
     from shardwright.models.config import config_path, read_config
     from shardwright.models.forward import PHASES
-    from shardwright.models.importing import import_model
-    from shardwright.models.value_types import Pages
+    from shardwright.models.importing import DTYPES, import_model
+    from shardwright.models.layouts import AttentionOver
+    from shardwright.models.token_groups import ExpertsForm, check_capacity
+    from shardwright.models.value_types import CacheFormat, Pages
+    from shardwright.serving.generation.settings import check_count, check_word
 
+    for name, count in (("batch", batch), ("length", length), ("cache", cache)):
+        check_count(name, count)
+    check_word("dtype", dtype, DTYPES)
+    check_word("attention", attention, get_args(AttentionOver))
+    check_word("phase", phase, PHASES)
+    check_word("experts", experts, get_args(ExpertsForm))
+    check_word("cache_format", cache_format, get_args(CacheFormat))
+    check_capacity(experts, expert_capacity)
+    of_caches = {"prefill_layout": prefill_layout, "phase": phase, "cache_format": cache_format}
+    for name in (name for name, given in of_caches.items() if given and cache is None):
+        raise fault("bad-setting", f"{name} is of programs with a cache", NOWHERE, "give the cache's positions too")
     config = read_config(str(checkpoint))
     with located(Source(str(config_path(str(checkpoint))), "")):
         return import_model(
             config.keys,
             layout,
-            Mesh(tuple(mesh.items())),
+            Mesh.given(mesh),
             batch,
             length,
             DType(dtype) if dtype else None,
@@ -152,7 +166,10 @@ def fit(
     from shardwright.cost.hardware.chips import load_chip
     from shardwright.prediction.fitting import fitting
     from shardwright.prediction.models import model_of, preset_of
+    from shardwright.serving.generation.settings import check_count
 
+    for name, count in (("batch", batch), ("context", context), ("chips", chips)):
+        check_count(name, count)
     found = load_chip(chip)
     layout = layout or preset_of(found)
     return fitting(model_of(model), found, layout, attention, weights, batch, context, chips, experts, expert_capacity)

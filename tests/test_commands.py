@@ -54,6 +54,14 @@ def test_import_checkpoint(shardwright: Callable[..., Outcome], tmp_path: Path) 
         ({"page_size": 4, "cache": 32, "pages": 0}, "the number of pages is 0, not 1 or more"),
         ({"page_size": 4}, "pages are of a cache, and there is none"),
         ({"pages": 4, "cache": 32}, "there are 4 pages, and no page size"),
+        ({"batch": 0}, "batch is 0, not 1 or more"),
+        ({"length": -1}, "length is -1, not 1 or more"),
+        ({"dtype": "f64"}, "dtype is 'f64', not one of f32, bf16, f16"),
+        ({"attention": "heads"}, "attention is 'heads', not one of head, batch, positions"),
+        ({"phase": "score", "cache": 32}, "phase is 'score', not one of prefill, decode"),
+        ({"cache_format": "int4", "cache": 32}, "cache_format is 'int4', not one of int8, f8e4m3"),
+        ({"experts": "all"}, "experts is 'all', not one of replicated, routed, all-to-all"),
+        ({"prefill_layout": "wg-x"}, "prefill_layout is of programs with a cache"),
     ):
         with pytest.raises(sw.DiagnosticError, match=said):
             sw.import_checkpoint(tmp_path, "ws2d", SMALL, **options)
@@ -67,6 +75,15 @@ def test_import_checkpoint(shardwright: Callable[..., Outcome], tmp_path: Path) 
     assert (tmp_path / "found.weights.json").read_text() == (tmp_path / "imported.weights.json").read_text()
     done = shardwright("export", found, "--as", "jax")
     assert "model.layers.{layer}.mlp.up_proj.weight" in done.out, done.err
+
+
+def test_options_that_are_counts_are_counts() -> None:
+    with pytest.raises(sw.DiagnosticError, match="batch is 0, not 1 or more"):
+        sw.fit("llama-3-8b", "h100", batch=0)
+    with pytest.raises(sw.DiagnosticError, match="chips is 0, not 1 or more"):
+        sw.plan("llama-3-8b", "h100", 0, 8, 8)
+    with pytest.raises(sw.DiagnosticError, match="mesh axis y has 0 chips"):
+        sw.reshard("B_xE", "BE_x", {"x": 2, "y": 0}, {"B": 4, "E": 8})
 
 
 def test_fit_and_sweep(shardwright: Callable[..., Outcome]) -> None:

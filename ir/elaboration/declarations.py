@@ -302,8 +302,7 @@ def _mesh(module: syntax.Module, overrides: Mapping[str, int]) -> Mesh:
                     )
                 spans[axis.name] = axis.span
                 sizes[axis.name] = axis.size
-    sizes.update(overrides)
-    return Mesh(tuple(sizes.items()))
+    return Mesh.given({**sizes, **overrides})
 
 
 def _dims(module: syntax.Module, mesh: Mesh, overrides: Mapping[str, int]) -> tuple[DimInfo, ...]:

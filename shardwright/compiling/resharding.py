@@ -31,7 +31,7 @@ def reshard(
     is one all-gather. bf16 where neither type names a number format; `minimize="time"` needs a topology
     (`cost.hardware.topology`). Raises a `DiagnosticError` placed in one of the texts.
     """
-    chips = Mesh(tuple(mesh.items()))
+    chips = Mesh.given(mesh)
     before, after = _types(source, target, chips, dims)
     try:
         return plan_in_any_order(before, after, chips, ReshardingObjective(minimize), topology)

@@ -34,6 +34,7 @@ from shardwright.prediction.fitting import n_chips_of, weight_bytes
 from shardwright.prediction.models import longest_context, model_of, torus_mesh
 from shardwright.prediction.programs import Weights
 from shardwright.searching.rewriting import WITHOUT_LAYOUTS
+from shardwright.serving.generation.settings import check_count
 
 _EMPHASIS = 16.0
 """How many times a phase counts whose demand is not met: layouts that favour it are looked for."""
@@ -63,6 +64,8 @@ def plan(
     many `seconds`, with what they have. Raises a `DiagnosticError` where a demand cannot be met, which says what it
     takes, and which chips or weights would do.
     """
+    for name, count in (("chips", chips), ("prompt", prompt), ("output", output), ("batch", batch)):
+        check_count(name, count)
     with located(Source(model, "")):
         found = model_of(model)
         longest = longest_context(found.model)

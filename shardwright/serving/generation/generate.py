@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.importing import DTYPES, checkpoint_dtype
@@ -70,7 +69,7 @@ def generate(
     inputs = generation_inputs(checkpoint, prompts, stop_tokens or (), own_stops=stop_tokens is None)
     model, made = inputs.model, inputs.prompts
     options = PlanOptions(
-        None if mesh is None else _mesh(mesh),
+        None if mesh is None else Mesh.given(mesh),
         decode_layout,
         prefill_layout,
         attention,
@@ -97,13 +96,6 @@ def generate(
     with exhaustion(str(checkpoint)), explained(checkpoint, plan.dtype or checkpoint_dtype(inputs.config)):
         done = list(load_engine(checkpoint, inputs.config.keys, plan).run(made, settings, observe))
     return sorted(done, key=lambda completion: (completion.prompt.index, completion.sample))
-
-
-def _mesh(sizes: Mapping[str, int]) -> Mesh:
-    try:
-        return Mesh(tuple(sizes.items()))
-    except ValueError as error:
-        raise fault("bad-setting", str(error), NOWHERE) from None
 
 
 def _dtype(name: str) -> DType:

@@ -25,7 +25,7 @@ from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 from shardwright.serving.generation.page_table import cache_sizes, pool_sizes
 from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file, stages_of
 from shardwright.serving.generation.prompts import Prompt
-from shardwright.serving.generation.settings import GenerationSettings, check_word
+from shardwright.serving.generation.settings import GenerationSettings, check_count, check_word
 
 BATCH, CHUNK, NEW_TOKENS = 16, 256, 64
 """Rows of decode, tokens of a chunk, and new tokens of a text, at most, where nothing is said."""
@@ -56,9 +56,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         for name in ("batch", "prefill_batch", "chunk", "cache", "page_size", "pages"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise fault("bad-setting", f"{name} is {size}, not 1 or more", NOWHERE)
+            check_count(name, getattr(self, name))
         if self.weights is not None and any(isinstance(given, QuantizeWeights) for given in self.passes):
             said = f"weights is {self.weights}, and the passes have quantize-weights"
             raise fault("bad-setting", said, NOWHERE, "give one of the two")
