@@ -130,11 +130,17 @@ def _group_axes(
     whole_before = True
     for item, size in zip(group, extents(group, sizes), strict=True):
         over = tuple(axis for dim in dims_of(item) for axis in split[dim])
-        if over and (isinstance(item, TensorRange) or not whole_before):
+        if over and isinstance(item, TensorRange):
+            raise refused(
+                f"{name} is {item.start}:{item.stop} of {item.size} in a dimension of {tensor}, and chips that split "
+                "it would hold a piece of each part",
+                f"leave {' and '.join(dim for dim in dims_of(item) if split[dim])} whole",
+            )
+        if over and not whole_before:
             raise refused(
                 f"{name}: chips hold several pieces of a dimension of {tensor}, which is made of "
                 f"{' '.join(map(_item_text, group))}",
-                f"leave {_item_text(item)} whole, or split what stands before it to the end",
+                f"leave {item} whole, or split what stands before it to the end",
             )
         made.extend(over)
         whole_before = whole_before and math.prod(mesh[axis] for axis in over) == size

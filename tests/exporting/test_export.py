@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from combinations import all_with_slow
-from exporting.exports import MIXTRAL, PLAIN, TP_PLAN, Run, exported
+from exporting.exports import LLAMA, MIXTRAL, PLAIN, TP_PLAN, Run, exported
 
 from shardwright import compile_program, export, load, trace
 from shardwright.backends.jax.module_files import import_file
@@ -243,6 +243,16 @@ def test_weights_have_their_dimensions_in_any_order(shardwright: Run, imported: 
     assert "NF_xyE" in text
     path.write_text(text)
     assert shardwright("export", path, "--as", to).out == before
+
+
+def test_split_parts_of_a_fused_tensor_have_no_specs(shardwright: Run, imported: Callable[..., Path]) -> None:
+    path = imported("megatron", "x=2", LLAMA | {"architectures": ["Phi3ForCausalLM"], "pad_token_id": 0})
+    done = shardwright("export", path, "--as", "jax")
+    assert done.status == 1
+    assert done.err == (
+        f"{path}: error: wq is 0:8 of 16 in a dimension of model.layers.{{layer}}.self_attn.qkv_proj.weight, and chips "
+        "that split it would hold a piece of each part [not-exported]\nnote: leave K whole\n"
+    )
 
 
 @pytest.mark.parametrize("change", ["sizes", "dims"])
