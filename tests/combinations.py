@@ -14,12 +14,6 @@ def all_with_slow(*choices: Iterable[Any], chosen: Callable[..., bool]) -> list[
     return slow_unless(chosen, product(*choices))
 
 
-def one_in(number: int, cases: Iterable[Any]) -> list[Any]:
-    """The cases, all but one in so many of them among the slow tests; tuples are the values of several parameters."""
-    numbered = list(enumerate(case if isinstance(case, tuple) else (case,) for case in cases))
-    return [pytest.param(*each, marks=() if at % number == 0 else pytest.mark.slow) for at, each in numbered]
-
-
 def slow_unless(chosen: Callable[..., bool], cases: Iterable[tuple[Any, ...]]) -> list[Any]:
     """The cases, each the values of several parameters; those that are not chosen are among the slow tests."""
     return [pytest.param(*each, marks=() if chosen(*each) else pytest.mark.slow) for each in cases]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from combinations import one_in
 
 from shardwright.compiling.compile_program import load, print_program
 from shardwright.cost.choosing.layout_problem import PlacementOptions, Within
@@ -196,7 +195,8 @@ def test_int8_weights(made: ServingPlan, model: str) -> None:
     )
 
 
-@pytest.mark.parametrize("chips", one_in(2, (1, 2)))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("chips", [1, 2])
 def test_products_of_8_bits(chips: int, model: str) -> None:
     """They take half the time of those of 16 bits where a chip has a rate for them, and are refused elsewhere."""
     plans = [plan(model, "h100", chips, 4096, 8, weights=stored, batch=64, seconds=3) for stored in ("bf16", "f8e4m3")]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from combinations import one_in
 from interpreted_kernels import on_a_tpu
 from oracles.attention import attended
 from oracles.gradients import check_gradients
@@ -62,7 +61,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("seed", one_in(2, range(22)))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("seed", range(22))
 def test_random_cases(seed: int, interpreted: Callable[[str], Any]) -> None:
     """Shapes that are no multiples of blocks, blocks of odd sizes, positions in any order; keys and values by
     themselves or within a stack of others, of rows that are whole lanes or are not."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from combinations import one_in
 from models.checkpoints import ARCHITECTURES, make_checkpoint
 from quantized_logits import Row, logits, measure, summary, table
 
@@ -34,7 +33,8 @@ def recorded() -> dict[str, list[float]]:
     return made
 
 
-@pytest.mark.parametrize("name", one_in(3, ARCHITECTURES))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_errors_are_those_recorded(name: str) -> None:
     rows = measure(name)
     found = [figure for row in rows for figure in (row.largest, row.typical, row.divergence, row.agreement)]

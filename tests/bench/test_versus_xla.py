@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from combinations import one_in
 from global_arrays import global_function
 from opening import opened
 from oracles.example_programs import NAMES, in_format, load, small
@@ -46,7 +45,8 @@ def test_opened_programs_are_typed_at_their_edges_only(name: str) -> None:
             assert all(isinstance(v.type, OpenType) and v.marking is Marking.UNWRITTEN for v in values)
 
 
-@pytest.mark.parametrize("name", one_in(2, NAMES))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", NAMES)
 def test_compiled_modules(name: str) -> None:
     """Our module moves what was planned, no more; and with the interior open never more than XLA."""
     for row in measure(name, steps=0):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from combinations import one_in, slow_unless
+from combinations import slow_unless
 from models.checkpoints import config_of
 
 
@@ -50,7 +50,8 @@ def test_logits(shardwright: Callable, checkpoint: Callable, tmp_path: Path, nam
     assert got["mesh"] == {axis: int(size) for axis, size in (part.split("=") for part in mesh.split(","))}
 
 
-@pytest.mark.parametrize("mesh", one_in(2, ["x=2,y=2", "x=2,y=2,z=2"]))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("mesh", ["x=2,y=2", "x=2,y=2,z=2"])
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

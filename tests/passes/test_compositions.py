@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from combinations import one_in
 from oracles.array_changes import applied
 from oracles.example_programs import load, small
 from oracles.rewritten_programs import largest_error, printed
@@ -36,7 +35,8 @@ func block(x: BLE_xy) -> BLE_xy {
 ORDERS = ["".join(order) for order in permutations("0123")]
 
 
-@pytest.mark.parametrize("order", one_in(2, ORDERS))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("order", ORDERS)
 def test_a_block(order: str) -> None:
     passes = ("fuse-parallel-block", "quantize-weights", "reduce-into{dim=sequence}", "weight-gather{axes=x}")
     before = program(BLOCK)

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from combinations import one_in
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from oracles.jax_functions import FUNCTIONS
@@ -57,7 +56,8 @@ LESS = set(NAMES) - {"custom_gradient", "sgd_momentum"}
 """The functions that receive less at these shardings; the others receive the same."""
 
 
-@pytest.mark.parametrize("name", one_in(2, NAMES))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_same_with_no_more_bytes(name: str, mesh: Any) -> None:
     function, args = FUNCTIONS[name]
     given = sharded(args, mesh, len(name))
