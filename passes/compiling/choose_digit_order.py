@@ -163,12 +163,16 @@ class _Search:
 
     def cramped(self, dim: DimInfo) -> bool:
         """Tells whether the digits do not fit into all extents that are split: movements then depend on their order."""
-        return any(
-            extent % self.program.mesh.product(self.splits[key])
+        return dim.name in self.without_room
+
+    @cached_property
+    def without_room(self) -> set[str]:
+        """The dimensions whose digits do not fit into all extents that are split."""
+        return {
+            key[0]
             for key, extents in split_extents(self.program).items()
-            for extent in extents
-            if key[0] == dim.name
-        )
+            if any(extent % self.program.mesh.product(self.splits[key]) for extent in extents)
+        }
 
     def digits_used(self) -> dict[str, set[str]]:
         """The axes in the order of each dimension."""
@@ -325,7 +329,7 @@ class _Search:
         seen = {name: self.order_in(func, name, order) for name, order in orders.items() if self.writable(name, order)}
         result = constraint.statement.result.type
         assert isinstance(result, TensorType)
-        known = {**orders_in(self.program, func), **seen}
+        known = {**orders_in(self.program, func, self.splits), **seen}
         operation = constraint.operation
         if isinstance(operation, Topk):
             return all(known[dim][: len(operation.by)] == operation.by for dim in constraint.dims)
