@@ -88,7 +88,7 @@ define install
 	  else $$found -m venv --without-pip $(1); $$found -m pip --python $(1)/bin/python install -q pip; fi; \
 	fi
 	@PYTHONWARNINGS=ignore $(1)/bin/python -m pip install --no-compile $(QUIET) $(2) -c constraints.txt
-	@$(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true
+	@$(1)/bin/python -m compileall -qq -j 0 -x /tests/ $(1)/lib || true
 	@touch $@
 endef
 

@@ -22,6 +22,7 @@ def warnings(text: str) -> list[Diagnostic]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_have_none(path: Path) -> None:
     assert check_in_full(load(str(path))).warnings == []

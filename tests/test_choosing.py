@@ -144,6 +144,7 @@ AGREED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("chip", ["h100", "tpu-v4"])
 @pytest.mark.parametrize("name", AGREED)
 def test_cost_search_and_what_they_write_agree_to_the_last_digit(
@@ -169,6 +170,7 @@ def test_cost_search_and_what_they_write_agree_to_the_last_digit(
     assert {cost(file), cost(found), cost(written)} == {searched}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rows", [16, 256, 4096, 65536])
 def test_on_the_reference_chip_nothing_is_below_the_bound(rows: int) -> None:
     """Every filling priced by `cost`; 64 x 16 of them, for each layout of the two weights."""

@@ -88,6 +88,7 @@ def test_a_program_and_its_module(shardwright: Run, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dtype", "nbytes"), [("bf16", 120), ("f16", 120), ("f32", 216)])
 def test_a_partial_softmax_goes_in_one_message(shardwright: Run, tmp_path: Path, dtype: str, nbytes: int) -> None:
     """Three chips' means of two rows and their logarithms of 4 bytes: an exchange of bits, that no compiler widens."""
@@ -400,6 +401,7 @@ def given_to_jit(mesh: Any) -> tuple[Any, tuple[Any, ...]]:
     return jax.jit(lambda a, b: a @ b, in_shardings=(split, split), out_shardings=whole), shapes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", [constrained, manual, unsharded_arguments, given_to_jit])
 def test_a_function_compiled_elsewhere_is_what_jit_compiles_here(case: Callable[..., Any]) -> None:
     function, args = case(mesh_of(x=2, y=2))

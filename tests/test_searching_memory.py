@@ -297,6 +297,7 @@ CASES: dict[str, tuple[tuple[str, str, Choices], float]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("program", "slower"), CASES.values(), ids=CASES.keys())
 def test_equal_to_every_filling_that_fits(program: tuple[str, str, Choices], slower: float) -> None:
     text, fillings, limits = compared(program, slower)
@@ -345,6 +346,7 @@ def test_nothing_fits_whatever_the_layouts() -> None:
         assert caught.value.diagnostics[0].code == "does-not-fit"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", [33, 50, 103, pytest.param(128, marks=pytest.mark.slow)])
 def test_less_memory_is_never_faster(seed: int) -> None:
     """Random programs with loops, state and demanded types: no answer is better than the bound with more memory."""

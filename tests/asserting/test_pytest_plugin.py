@@ -184,6 +184,7 @@ STALE = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("workers", [[], ["-n", "2"], ["-n", "1", "--dist", "loadgroup"]])
 def test_entries_that_no_test_asserts(session: Session, tmp_path: Path, workers: list[str]) -> None:
     lock = tmp_path / "tests" / "collectives.lock"

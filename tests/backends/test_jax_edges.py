@@ -35,6 +35,7 @@ def counted(compiled: Program, func: Func, edges: Edges = "global") -> tuple[int
     return ours.counts.bytes, bytes_received(compiled, func).bytes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("13")])
 def test_examples_move_what_their_texts_say(name: str) -> None:
     compiled = explicit(in_format(load(name, small(name)), "f16"))
@@ -109,6 +110,7 @@ def test_addends_that_chips_do_not_divide_are_counted_alike() -> None:
     assert counted(compiled, compiled.funcs[0]) == (24, 24)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_move_no_more_than_their_texts_say(seed: int) -> None:
     """XLA leaves out what nobody needs, here and there; `bench/edges.py` counts more programs. On CPUs it widens bf16
@@ -220,6 +222,7 @@ def test_a_mesh_of_other_sizes_is_refused(sizes: dict[str, int], kind: str) -> N
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sizes", [{"x": 2, "y": 4}, {"y": 4, "x": 2}, {"x": 2, "z": 1, "y": 4}])
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
 @pytest.mark.parametrize("edges", ["global", "digits"])

@@ -117,6 +117,7 @@ def together(cases: Sequence[str]) -> str:
     return f"{HEAD}func f({', '.join(params)}) -> {kinds} {{\n{body}  return {', '.join(returned)}\n}}\n"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("group", range(6))
 def test_gradients_of_operations(group: int) -> None:
     """Every sixth of them in one module, which takes hardly longer than one alone."""
@@ -181,12 +182,13 @@ def test_gradients_of_programs(case: str) -> None:
 SMALL = [name for name in example_programs.NAMES if "--mesh" in example_programs.text(name)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SMALL)
 def test_gradients_of_examples(name: str) -> None:
     check_gradients(example_programs.in_format(example_programs.load(name, example_programs.small(name)), "f32"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", [0, 2, 3, 7, 10, 17, 21])
 def test_gradients_of_random_programs(seed: int) -> None:
     check_gradients(program(random_program(seed, SMOOTH)), seed)

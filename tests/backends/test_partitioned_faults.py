@@ -482,6 +482,7 @@ def test_results_that_are_addends_are_not_accused(shardwright: Callable[..., Out
     assert (shown.status, shown.err) == (0, "")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["causal=L", "causal=L, softcap=3"])
 @pytest.mark.parametrize("pool", ["P_xSK_yD", "PS_xK_yD"])
 def test_pages_over_chips_are_not_accused(

@@ -37,6 +37,7 @@ def course(name: str, func: str, chip: str) -> tuple[Course, Cost]:
     return made, cost
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "func"),
     [("10_palm_parallel_block", "block"), ("13_palm_model", "decode"), ("13_palm_model", "prefill")],

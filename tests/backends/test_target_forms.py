@@ -124,6 +124,7 @@ def test_blocks_along_the_lanes_are_put_side_by_side(split: str, order: str, joi
     assert np.array_equal(np.asarray(made, np.float32), 2 * w)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("rows", "embed", "in_turn"),
     [

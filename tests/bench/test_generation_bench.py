@@ -13,6 +13,7 @@ from llama_config import TINY
 from shardwright.models.layouts import AttentionOver
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("preset", "attention"), [("ws2d", "head"), ("wg-xy", "batch")])
 def test_ours_beside_xla(preset: str, attention: AttentionOver) -> None:
     rows = generation.measure(preset, attention, TINY, steps=1)

@@ -19,6 +19,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("model", "name", "mesh", "context", "cache", "attention"), CASES)
 def test_what_is_found(model: str, name: str, mesh: Mesh, context: int, cache: str, attention: str) -> None:
     chip = load_chip(name)

@@ -78,6 +78,7 @@ def test_a_priced_graph_is_the_graph_under_this_price(seed: int) -> None:
 
 
 # Compute is too short for the gathers, and about as long.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rows", [64, 1024])
 def test_bounds_of_all_cases_are_below_the_least_that_fits_and_rise(rows: int) -> None:
     """However far cases are told apart; every filling that fits is in one of them."""

@@ -58,6 +58,7 @@ def plain(source: Program) -> Program:
     return Cleanup().run(Decompose().run(source))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "path", all_with_slow(HARD, chosen=lambda path: path.stem != "three_functions"), ids=lambda path: path.stem
 )
@@ -173,6 +174,7 @@ def test_what_is_within_the_limit_is_proved() -> None:
     assert placement.solution == place_layouts(source).solution
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(12))
 def test_without_any_work_the_bound_is_below_the_least(seed: int) -> None:
     source = plain(surface_program(seed))

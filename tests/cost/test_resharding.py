@@ -274,6 +274,7 @@ SEARCHED = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("sizes", "extents"), SEARCHED)
 def test_no_sequence_of_movements_beats_the_plan(sizes: tuple[int, ...], extents: tuple[int, ...]) -> None:
     """All pairs of layouts, in bytes and then in communicating steps, and the bound holds for all sequences."""

@@ -120,6 +120,7 @@ def greedy(model: Any, prompts: Sequence[Sequence[int]] = PROMPTS, *stops: int) 
     return [generated(model, tuple(prompt), stops) for prompt in prompts]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["adopting", "in_place", "over_positions", "in_pages", "in_split_pages"])
 def test_greedy(name: str, theirs: Any, request: pytest.FixtureRequest) -> None:
     done = run(request.getfixturevalue(name), GenerationSettings(STEPS))

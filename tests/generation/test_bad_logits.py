@@ -67,6 +67,7 @@ def ran(shardwright: Callable[..., Any], tmp_path: Path) -> Callable[..., tuple[
     return run
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_one_weight_that_is_nan_is_named_and_texts_without_it_are_kept(
     kind: str, damaged: Callable[..., Path], ran: Callable[..., Any]
@@ -86,6 +87,7 @@ def test_one_weight_that_is_nan_is_named_and_texts_without_it_are_kept(
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["generate", "offload"])
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_activations_that_overflow_in_f16(

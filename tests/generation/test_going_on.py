@@ -80,6 +80,7 @@ def run(request: pytest.FixtureRequest, checkpoint: Callable[..., Path], tmp_pat
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("run", "signals"),
     [
@@ -195,6 +196,7 @@ SAME: dict[str, list[Sequence[object]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 def test_what_changes_no_answer_may_differ(run: Run, shardwright: Callable[..., Any]) -> None:
     whole = run.undisturbed(shardwright)
     for more in SAME[run.name]:

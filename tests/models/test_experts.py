@@ -72,6 +72,7 @@ def test_routed_unsharded(checkpoint: Callable[..., Path], name: str) -> None:
     agree(logits, transformers_logits(folder, ids))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "layout", "mesh"),
     slow_unless(
@@ -110,6 +111,7 @@ def test_unsharded(checkpoint: Callable[..., Path], name: str, batch: int) -> No
     agree(logits, transformers_logits(folder, tokens(batch, 12)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("layout", "mesh"), [("ws2d", XYZ), ("megatron", X), ("wg-xy", XY), ("open", XY)])
 def test_compiled(checkpoint: Callable[..., Path], layout: str, mesh: Mesh) -> None:
     folder = checkpoint("mixtral")
@@ -141,6 +143,7 @@ def continued(
     return [last, *(run("decode", {"ids": given[rows, LENGTHS + step][:, None]}) for step in range(steps))]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", ["routed", "all-to-all"])
 def test_prefill_and_decode(checkpoint: Callable[..., Path], form: ExpertsForm) -> None:
     """Unequal prompts, prefill in another layout than decode."""
@@ -267,6 +270,7 @@ def moved(experts: int, mesh: Mesh, form: ExpertsForm = "all-to-all", **options:
     return slots, sum(one.bytes_once for one in ways), sum(one.bytes_once for one in layer)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("experts", "mesh", "over_experts", "capacity"),
     [(4, X, 2, None), (4, XY, 4, 1.0), (2, XY, 2, None), (4, XYZ, 4, 1.0)],

@@ -174,6 +174,7 @@ ALSO_COMPILED: list[tuple[str, str, str | None, AttentionOver, Mesh, Pages | Non
 """What is near enough to `COMPILED` or to the matrix to be slow."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "layout", "prefill", "attention", "mesh", "pages"),
     slow_unless(lambda *case: case in COMPILED, [*COMPILED, *ALSO_COMPILED]),

@@ -192,6 +192,7 @@ def check_model(model: Imported, kv: int, mesh: dict[str, int], preset: str, ove
     assert per_layer(imported(model, at, over)) == model.formula(at, over, cached=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("model", "kv", "mesh", "preset", "over", "length"), CASES[::97], ids=named)
 def test_models_as_they_are_imported(
     model: Imported, kv: int, mesh: dict[str, int], preset: str, over: str, length: int

@@ -39,6 +39,7 @@ def assert_loaded(module: Any, folder: Path, wanted: Mapping[str, Any]) -> None:
         np.testing.assert_array_equal(np.asarray(loaded[name]), np.asarray(array), err_msg=name)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "falcon-grouped", "mixtral-three", "gpt-neox-serial"])
 def test_arrays_of_every_architecture(name: str, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint(name)

@@ -85,6 +85,7 @@ SLOW = pytest.mark.slow
 """Weights are converted one by one, or there are gigabytes of them: over a minute where the machine has others."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("caps", "hidden", "layers", "options"),
     [

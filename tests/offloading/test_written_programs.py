@@ -104,6 +104,7 @@ def test_an_edit_changes_what_runs(checkpoint: Callable[..., Path]) -> None:
         assert found(folder, wanted, text.replace("middle + fed", "middle - fed")) != tokens(wanted)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("placement", "in_place"),
     [("on host", True), ("on host", False), ("on device 50% host 50% along F", True), ("on disk", True)],

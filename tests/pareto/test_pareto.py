@@ -117,6 +117,7 @@ def test_a_point_is_what_the_cost_model_says(tmp_path: Path) -> None:
     assert found.fits
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("decomposed", "part"), all_with_slow((False, True), (0, 1), chosen=lambda decomposed, part: decomposed == part)
 )

@@ -86,6 +86,7 @@ def test_before_and_after(golden: Callable[[str, str], None]) -> None:
     golden("passes/diagonal_blocks.shard", printed(diagonal(MODEL, 2)[1]))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("places", "tokens"), [(1, 2), (2, 3), (3, 4), (2, 5), (1, 4)])
 def test_every_batch_is_as_by_itself(places: int, tokens: int) -> None:
     """Batches enter, go on and end at tokens of their own; where one ends another begins in the same pass."""

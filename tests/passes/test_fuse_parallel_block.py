@@ -102,6 +102,7 @@ def test_the_same_results() -> None:
     assert largest_error(before, fused(before), partial(pack, packing(before))) < 1e-12
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "names"),
     [

@@ -331,6 +331,7 @@ def test_every_element_is_stored_once() -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", ["ws1d", "ws2d", "wg-xy"])
 def test_whole_models(layout: str) -> None:
     """Imported models, one with prefill and decode: the same results, state and bytes, also as text."""

@@ -53,6 +53,7 @@ def check(name: str, passes: str, largest: float = 0.02) -> Program:
     return after
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "passes"), [*zip(MODELS, CHOSEN, strict=False), *zip(MODELS, CHOSEN[1:], strict=True)]
 )
@@ -67,6 +68,7 @@ def test_every_order(name: str, passes: str) -> None:
     check(name, passes)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_heads_are_padded_before_they_are_packed(name: str) -> None:
     check(name, "pad-heads{to=16},fuse-parallel-block,attention-over-batch", 1e-11)
@@ -95,6 +97,7 @@ def test_a_layout_that_gathers_is_packed_as_it_is() -> None:
     assert largest_error(before, after, change, tolerance=1e-11) < 1e-11
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "passes", "looped"),
     [

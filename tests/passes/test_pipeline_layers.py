@@ -167,6 +167,7 @@ def test_the_meaning_stays(stages: int, batches: int) -> None:
     assert largest_difference(plain, program(printed(made)), stages, batches, calls=2) < 1e-13
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("layout", "batches"),
     all_with_slow(("ws2d", "megatron"), (1, 2), chosen=lambda layout, n: (layout == "ws2d") == (n == 1)),
@@ -188,6 +189,7 @@ def test_pages_are_refused(batches: int) -> None:
         staged(elaborate(parse(Source("paged", imported.text))), 2, batches)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("batches", "cache_format"),
     all_with_slow((2, 4), ("int8", "f8e4m3", None), chosen=lambda n, kept: (n == 4) == (kept == "f8e4m3")),
@@ -221,6 +223,7 @@ def test_a_cache_that_wraps_around() -> None:
         assert largest_difference(program(text), made, 4, batches, calls=3) < 1e-13
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("batches", [1, 4])
 @pytest.mark.parametrize(
     ("old", "new"),
@@ -258,6 +261,7 @@ def test_what_stages_send_each_other() -> None:
 RUNS = (("jax", "pos: int32 B"), ("jax", "pos: int32"), ("torch", "pos: int32 B"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("to", "pos", "batches"),
     slow_unless(lambda _, pos, n: n == (4 if "B" in pos else 1), [(*r, n) for r in RUNS for n in (1, 4)]),

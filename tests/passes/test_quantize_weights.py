@@ -62,6 +62,7 @@ def test_before_and_after(bits: int, golden: Callable[[str, str], None]) -> None
     golden(f"passes/quantize_weights_int{bits}_explicit.shard", printed(by_bytes(after)))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "bits", "error"),
     [
@@ -210,6 +211,7 @@ def test_wrong_options(option: str, message: str) -> None:
     assert raised.value.diagnostics[0].message == message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("bits", [8, 4])
 def test_after_fusion_and_before_it(bits: int) -> None:
     """Fused first, packed weights are quantized; quantized first, the integers of one input are packed."""
@@ -296,6 +298,7 @@ def test_products_of_8_bits_before_and_after(stored: str, golden: Callable[[str,
     golden(f"passes/quantize_weights_products_{stored}_explicit.shard", printed(by_bytes(after)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("stored", "error"), [("f8e4m3", 0.1), ("int8", 0.02)])
 @pytest.mark.parametrize("name", ["02_feedforward_2d_weight_stationary", "08_multiquery_attention_over_batch"])
 def test_products_of_8_bits_err_by_both_roundings(name: str, stored: str, error: float) -> None:

@@ -43,6 +43,7 @@ def drawn(seed: int) -> tuple[Path, str]:
     return choose.choice(EXAMPLES), ",".join(name + choose.choice(OPTIONS.get(name, [""])) for name in names)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("first", all_with_slow(range(0, 5 * PER_TEST, PER_TEST), chosen=lambda first: first < 60))
 def test_no_order_of_passes_is_a_fault_of_the_compiler(first: int) -> None:
     ended = 0

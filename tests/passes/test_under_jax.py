@@ -66,6 +66,7 @@ PIPELINES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("text", "passes"),
     [

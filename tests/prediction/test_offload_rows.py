@@ -193,6 +193,7 @@ def test_a_swarm_is_as_slow_as_its_slowest_resource() -> None:
 # ---------------------------------------------------------------- plans
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("model", "prompt", "system"), [("opt-30b", 512, "flexgen"), ("opt-175b", 1024, "flexgen-4bit")]
 )
@@ -214,6 +215,7 @@ def test_a_pipeline_decodes_more_than_four_times_as_fast() -> None:
     assert one.prefill_s / one.policy.block < 4 * four.prefill_s / four.policy.block
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("prompts", [4, 100, 1000])
 def test_a_plan_knows_how_many_prompts_there_are(prompts: int) -> None:
     """A full block for a few prompts works for nothing, and so does the rest of a last block."""
@@ -270,6 +272,7 @@ def test_a_given_policy_is_priced(shardwright: Callable[..., SimpleNamespace]) -
     assert (got.status, got.err) == (0, "")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("model", "lengths", "options"),
     [

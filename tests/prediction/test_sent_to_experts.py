@@ -13,6 +13,7 @@ from shardwright.models.config import Config
 from shardwright.prediction.programs import Deployment, Phase, phase_program
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("phase", "batch", "length", "groups", "tokens"),
     [("decode", 64, 1, 8, 8), ("decode", 4, 1, 4, 1), ("prefill", 4, 24, 8, 12), ("prefill", 16, 4, 8, 8)],

@@ -29,6 +29,7 @@ def mesh() -> Any:
     return jax.make_mesh(tuple(SIZES.values()), tuple(SIZES), axis_types=(AxisType.Auto,) * 2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["causal_convolution", "closed_over", "greedy", "label_smoothing", "custom_gradient"])
 def test_fixes_are_what_they_say(name: str, mesh: Any) -> None:
     function, args = FUNCTIONS[name]

@@ -18,6 +18,7 @@ from shardwright.cli.front import main
 from shardwright.compiling.checking import check
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_means_what_the_function_computes(name: str) -> None:
     function, args = FUNCTIONS[name]

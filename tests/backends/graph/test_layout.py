@@ -116,6 +116,7 @@ def placed(request: pytest.FixtureRequest) -> Placed:
     return Placed(request.param)
 
 
+@pytest.mark.one_in(2)
 def test_parts_and_functions_stand_in_the_order_of_the_text(placed: Placed) -> None:
     for kind, holders in ((PART, [*placed.boxes()]), (FUNCTION, [placed.graph])):
         for holder in holders:
