@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,12 @@ class TracedFunction:
     """The mesh of the shardings that the function or its arguments name, empty without any."""
     arguments: tuple[str, ...] = ()
     """The names that the function has for its arguments, as far as each has one."""
+
+    def split_axes(self) -> list[str]:
+        """The mesh axes that the shardings at its edges name, in their order."""
+        edges = (*self.weights, *self.inputs, *self.results)
+        named = ([axis for axes in edge.axes or () for axis in axes or ()] for edge in edges)
+        return list(dict.fromkeys(chain(*named, *(edge.unreduced for edge in edges))))
 
     def stored(self) -> list[tuple[Variable, GraphEdge]]:
         """Constants and parameters, each with its edge."""

@@ -201,6 +201,12 @@ def _trace(
 
     if stated is not None:
         traced = stated.on(traced, same_sizes=not is_smaller)
+    if mesh and (lacking := [axis for axis in traced.split_axes() if axis not in mesh]):
+        listed = " ".join(f"{axis}={size}" for axis, size in mesh.items())
+        raise untraceable(
+            f"shardings of {traced.name} split over {', '.join(lacking)}, and the mesh given is {listed}", place,
+            "leave --mesh away, and the mesh is that of the shardings",
+        )  # fmt: skip
 
     def recognized(text: str) -> Program:
         loaded = Recognize().run(load(Source(f"<{traced.name}>", text)))

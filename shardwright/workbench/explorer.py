@@ -47,7 +47,7 @@ def serve(name: str, text: str, port: int, *, show: bool) -> None:
             try:
                 explorer.text, explorer.controls = from_link(p)
             except DiagnosticError as error:
-                ui.notify(error.diagnostics[0].message, type="negative")
+                ui.notify(error.diagnostics[0].message, type="negative", timeout=0, close_button=True)
         made = Page(ui, explorer)
         client: Any = ui.context.client
         client.on_delete(explorer.close)

@@ -18,7 +18,7 @@ from shardwright.cli.front import main
 from shardwright.compiling.checking import check
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_means_what_the_function_computes(name: str) -> None:
     function, args = FUNCTIONS[name]
@@ -152,6 +152,20 @@ def test_faults_of_a_file_beside_which_one_stands(
     for name in ("m.py", "m.txt"):
         Path(name).write_text(text, encoding="utf-8")
     assert main(["trace", *words, "-o", "out.shard"]) != 0
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_shardings_over_axes_that_the_mesh_given_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "model.py"
+    source.write_text(
+        "import jax\n"
+        "mesh = jax.make_mesh((2,), ('x',), axis_types=(jax.sharding.AxisType.Auto,))\n"
+        "def f(a):\n    return a + 1\n\n"
+        "def example_args():\n"
+        "    return [jax.ShapeDtypeStruct((4,), 'float32', sharding=jax.NamedSharding(mesh, jax.P('x')))]\n"
+    )
+    assert main(["trace", f"{source}:f", "--mesh", "a=8", "-o", str(tmp_path / "out.shard")]) == 1
+    said = f"{source}:3:1: error: shardings of f split over x, and the mesh given is a=8 [untraceable]"
     assert capsys.readouterr().err.startswith(said)
 
 

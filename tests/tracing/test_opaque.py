@@ -150,7 +150,7 @@ def traced_alone(name: str) -> Trace:
     return trace(function, args)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_means_what_the_function_computes(name: str) -> None:
     traced, opaque = traced_alone(name), FUNCTIONS[name][2]
@@ -160,7 +160,7 @@ def test_means_what_the_function_computes(name: str) -> None:
     assert ("= round(x)" in traced.text) is (name == "elements")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "name", ["mixer", "patches", "sampled", "scans", "elements", "transformed", "decomposed", "inverted", "seeded"]
 )

@@ -226,7 +226,7 @@ EDGES = np.array([0.0, -0.0, 1.07, -2.5, 7.0, 1000.0, -3e9, 1e10, 1e30, np.inf, 
 BYTES = np.array([-128, -127, -7, -1, 0, 1, 5, 127], "i1")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("function", "given"),
     [

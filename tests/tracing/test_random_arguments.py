@@ -123,6 +123,7 @@ def shapes(*layers: int) -> tuple[Any, Any]:
     return jax.ShapeDtypeStruct((16, 32), "float32"), jax.ShapeDtypeStruct((*layers, 32, 32), "float32")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("function", "layers"), [(chain, (15,)), (chain, (30,)), (nested, (3, 5)), (mixed, (20,))])
 def test_layers_that_amplify_rounding_are_compared_at_smaller_weights(function: Any, layers: tuple[int, ...]) -> None:
     """A unit in the last place is all of the result after 30 layers with weights of variance 1."""

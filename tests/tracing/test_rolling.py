@@ -75,6 +75,7 @@ def test_four_layers_are_as_long_as_two() -> None:
     assert paths(long) == {name for name, _ in stack.named_parameters()}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("layers", "lengths", "weight"),
     [

@@ -68,7 +68,7 @@ def edges(program: Program) -> list[object]:
     return [*stored, *(([str(v.type) for v in f.params], list(map(str, f.results))) for f in program.funcs)]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [*EXAMPLES, "addends"])
 def test_what_is_exported_reads_back_to_the_same_types(name: str) -> None:
     text = ADDENDS if name == "addends" else Path("examples", name).read_text()

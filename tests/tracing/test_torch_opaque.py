@@ -124,7 +124,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...], set[str]]]
 }  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, of its own operations
 @pytest.mark.parametrize("name", MODULES)
 def test_means_what_the_module_computes(name: str) -> None:
@@ -319,7 +319,7 @@ DECOMPOSITIONS: dict[str, Callable[[Tensor], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", DECOMPOSITIONS)
 def test_decompositions_and_transforms(name: str) -> None:
     assert trace(Of(DECOMPOSITIONS[name]), (normal(2, 4, 5),)).largest_relative_difference < 1e-5
