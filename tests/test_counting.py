@@ -31,7 +31,7 @@ def _chosen(path: Path, chip: Chip) -> bool:
     return chip is REFERENCE or EXAMPLES.index(path) % 2 == CHIPS.index(chip) - 1
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("path", "chip"), all_with_slow(EXAMPLES, CHIPS, chosen=_chosen))
 def test_examples_are_counted_to_the_last_digit(path: Path, chip: Chip) -> None:
     assert equal(search(load(str(path)), Objective.on(chip)))

@@ -27,7 +27,7 @@ from shardwright.ir.diagnostics import DiagnosticError, Source
 OPEN: dict[str, str] = {}
 """Failures that are known and not mended yet, by a pattern of what they say, with what they are."""
 
-SIMULATED, PER_TEST = 400, 50
+SIMULATED, PER_TEST = 250, 50
 MORE_SIMULATED = 1000
 UNDER_JAX, PER_JAX_TEST = 24, 8
 MUTANTS, PER_MUTANT_TEST = 4000, 1000

@@ -85,6 +85,7 @@ def every_filling(sizes: dict[str, int], edges: dict[str, str], mesh: str, limit
     return least, count
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mesh", "sizes"),
     [

@@ -151,7 +151,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch, positions: int = 3) -> None:
         monkeypatch.setattr(jax_attention, of, number)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "blocks", "lse"),
     all_with_slow(
@@ -192,7 +192,7 @@ def _chosen(name: str, blocks: bool, lse: bool) -> bool:
     return blocks is not lse and name not in (elsewhere.union(WITH_THE_PAIR) if blocks else OVER_A_SPLIT_CACHE)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "blocks", "lse"), all_with_slow(CASES, (False, True), (False, True), chosen=_chosen))
 def test_gradients_under_jax(name: str, blocks: bool, lse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a split cache, whose pairs are joined, and with the pair for a result."""
@@ -237,7 +237,7 @@ def test_decomposed(name: str) -> None:
     close(simulate(explicit(split), "f", arrays).results[0], wanted[0])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "splits"),
     all_with_slow(
@@ -321,7 +321,7 @@ FAR = {
 """Positions, lengths and windows at both ends of int32."""
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FAR)
 def test_positions_at_the_ends_of_int32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, given = FAR[name]

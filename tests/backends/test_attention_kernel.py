@@ -61,7 +61,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(22))
 def test_random_cases(seed: int, interpreted: Callable[[str], Any]) -> None:
     """Shapes that are no multiples of blocks, blocks of odd sizes, positions in any order; keys and values by
@@ -135,7 +135,7 @@ def test_random_cases(seed: int, interpreted: Callable[[str], Any]) -> None:
 POOLS = ("skd", "ksd", "skd", "ksd", "kds")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(15))
 def test_random_pages(seed: int, interpreted: Callable[[str], Any]) -> None:
     """Pools within stacks, of pages in several blocks or in one, with pages that are not there; a pool for all rows or
@@ -192,7 +192,7 @@ def test_random_pages(seed: int, interpreted: Callable[[str], Any]) -> None:
         np.testing.assert_allclose(np.asarray(found, np.float32), stacked, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(16))
 def test_random_rows(seed: int, interpreted: Callable[[str], Any]) -> None:
     """One row or several at places of all sorts, outside too, in batches of one or two dimensions, within stacks; and

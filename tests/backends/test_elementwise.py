@@ -68,6 +68,7 @@ def agree(found: Any, wanted: Any, dtype: DType, what: str) -> None:
         np.testing.assert_allclose(found, wanted, rtol=ULPS[dtype], atol=dtype.positive_range[0], err_msg=what)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DType)
 def test_the_libraries_agree_on_every_value(dtype: DType) -> None:
     groups: dict[tuple[DType, ...], list[Entry]] = {}

@@ -213,6 +213,7 @@ def test_trips_follow_from_condition_start_and_step(begin: str, end: str, trips:
     assert [c.trips for c in found] == ([trips] if trips else [0])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "begin", "end", "trips"),
     [

@@ -117,7 +117,7 @@ def together(cases: Sequence[str]) -> str:
     return f"{HEAD}func f({', '.join(params)}) -> {kinds} {{\n{body}  return {', '.join(returned)}\n}}\n"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("group", range(6))
 def test_gradients_of_operations(group: int) -> None:
     """Every sixth of them in one module, which takes hardly longer than one alone."""

@@ -167,7 +167,7 @@ def test_on_simulated_chips(name: str, splits: dict[str, str]) -> None:
     close(found[1], pool)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("block", [0, 5])
 @pytest.mark.parametrize("name", CASES)
 def test_jax(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def test_rows_of_a_pool_behind_its_slots(monkeypatch: pytest.MonkeyPatch) -> Non
             close(ours, theirs, 1e-5)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CASES)
 def test_by_the_kernel_of_tpus(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under Pallas's interpreter: whole pools, and pages over chips."""

@@ -126,7 +126,7 @@ def grouped_attention(heads: int, keys: int, size: int, form: str) -> Callable[.
     return function
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("form", ["repeated", "tiled", "grouped"])
 @pytest.mark.parametrize("gradient", [True, False])
 @pytest.mark.parametrize(("heads", "keys", "size"), [(6, 2, 8), (12, 4, 8), (12, 3, 8), (8, 2, 16), (4, 2, 4)])

@@ -68,7 +68,7 @@ def test_offloaded_programs_run_alone(name: str, runner: subprocess.Popen[str], 
     check_alone(explicit(program((GOLDENS / f"{name}.shard").read_text())), runner, tmp_path)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", ["llama-grouped", "opt", "mixtral", "gpt-neox", "gemma", "qwen2-window", "cohere-multiquery"]
 )

@@ -37,6 +37,7 @@ def test_feedforward_layers(preset: str) -> None:
     assert moved(program(feedforward(at, gated=True))) == at.feedforward(3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("preset", "kv_heads", "over"),
     [("ws1d", 2, "head"), ("ws2d", 1, "batch"), ("ws2d", 1, "head"), ("wg-xy", 8, "batch")],

@@ -34,6 +34,7 @@ def test_a_value_is_known_once_its_key_has_occurred() -> None:
                 assert values.setdefault(int(key), int(value)) == value
 
 
+@pytest.mark.slow
 def test_what_4_bits_and_fewer_positions_change(trained: tuple[Path, np.ndarray]) -> None:
     """A group of 64 has a range of about 4.7 of its deviations, so that a fifteenth of it rounds by 0.09 of one in the
     mean: a matrix adds so much of its product, seven matrices in two layers and the last no more than sqrt(15) times

@@ -77,6 +77,7 @@ def executed(
     return made
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("axes", "extents"),
     [("xy", (8,)), ("xy", (8, 4)), ("zu", (6,)), ("zu", (6, 6)), ("uv", (2, 4)), ("wx", (12, 2)), ("zuv", (6, 4)),

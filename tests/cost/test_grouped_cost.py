@@ -88,6 +88,7 @@ func f(x: bf16 BLE_xy, expert: int32 BLA, share: bf16 BLA) -> bf16 BLE_xy {
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("passes", ["", "quantize-weights", "quantize-weights{bits=4}"])
 @pytest.mark.parametrize("chip", ["h100", "tpu-v4"])
 @pytest.mark.parametrize("experts", ["?", "_y"])
@@ -152,6 +153,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_plan_and_fit_take_either_form(config: str) -> None:
     flops: dict[str, int] = {}
     for form in ("routed", "replicated"):

@@ -160,7 +160,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_placement_equals_enumeration(name: str) -> None:
     compiled = program(PROGRAMS[name])

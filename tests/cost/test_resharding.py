@@ -274,7 +274,7 @@ SEARCHED = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("sizes", "extents"), SEARCHED)
 def test_no_sequence_of_movements_beats_the_plan(sizes: tuple[int, ...], extents: tuple[int, ...]) -> None:
     """All pairs of layouts, in bytes and then in communicating steps, and the bound holds for all sequences."""
@@ -295,6 +295,7 @@ CRAMPED_AND_SEARCHED = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("sizes", "extents"), CRAMPED_AND_SEARCHED)
 def test_no_sequence_in_one_order_of_digits_beats_the_plan(sizes: tuple[int, ...], extents: tuple[int, ...]) -> None:
     """All pairs of types, partial sums included, where digits do not fit; permutes taken for what a chip lacks."""
@@ -306,6 +307,7 @@ def test_no_sequence_in_one_order_of_digits_beats_the_plan(sizes: tuple[int, ...
         assert made.bytes_received == search.least(before, after)[0], f"{made.source} -> {made.target}"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("sizes", "extents"), [((2, 4), (4,)), ((2, 4, 2), (8,)), ((4, 8), (8, 8)), ((4, 6), (12,))])
 def test_no_sequence_in_any_order_of_digits_beats_the_plan(sizes: tuple[int, ...], extents: tuple[int, ...]) -> None:
     best = cheapest_of_all_orders(extents, sizes)

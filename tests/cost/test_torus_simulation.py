@@ -61,6 +61,7 @@ def test_axes_of_one_size_take_exactly_the_formula(
     assert played.time_s == pytest.approx(collective_time(kind, axes, 960.0, topology), rel=1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wraps", [True, False], ids=["rings", "lines"])
 @pytest.mark.parametrize(("mesh", "shape", "axes"), UNEVEN)
 def test_axes_of_two_sizes_take_the_formula_in_packets(

@@ -38,7 +38,7 @@ def _chosen(name: str, layout: str, mesh: Mesh, _attention: AttentionOver | None
     return len(mesh) == 2 or layout in ("ws1d", "ws2d", "wg-xy")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "layout", "mesh", "attention"), slow_unless(_chosen, CASES))
 def test_logits(
     checkpoint: Callable[..., Path], name: str, layout: str, mesh: Mesh, attention: AttentionOver | None

@@ -192,7 +192,7 @@ def check_model(model: Imported, kv: int, mesh: dict[str, int], preset: str, ove
     assert per_layer(imported(model, at, over)) == model.formula(at, over, cached=True)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("model", "kv", "mesh", "preset", "over", "length"), CASES[::97], ids=named)
 def test_models_as_they_are_imported(
     model: Imported, kv: int, mesh: dict[str, int], preset: str, over: str, length: int
@@ -220,6 +220,7 @@ def test_the_table_in_the_docs() -> None:
     assert table() in (Path(__file__).parents[2] / "docs" / "concepts" / "layouts.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_rows_are_counted(preset: str) -> None:
     """Single layers in all ways; the blocks of the last two rows are those of Llama and Cohere."""

@@ -47,7 +47,7 @@ def weights(name: str, layout: str, mesh: Mesh, **changes: object) -> dict[str, 
     return {value.name: value.concrete.layout_text for value in program.weights}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda mesh: str(mesh) or "none")
 def test_programs_are_well_typed_and_formatted(mesh: Mesh, every: int) -> None:

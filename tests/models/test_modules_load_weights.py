@@ -39,7 +39,7 @@ def assert_loaded(module: Any, folder: Path, wanted: Mapping[str, Any]) -> None:
         np.testing.assert_array_equal(np.asarray(loaded[name]), np.asarray(array), err_msg=name)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "falcon-grouped", "mixtral-three", "gpt-neox-serial"])
 def test_arrays_of_every_architecture(name: str, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint(name)
@@ -66,6 +66,7 @@ def test_experts_that_chips_divide(checkpoint: Callable[..., Path]) -> None:
     assert_loaded(module, folder, load_weights(folder, made.mapping, dtypes))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["gptj", "llama-grouped", "cohere-multiquery", "phi"])
 def test_packed_weights(name: str, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint(name)

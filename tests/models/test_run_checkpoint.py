@@ -28,7 +28,7 @@ def _chosen(name: str, mesh: str, _layout: str) -> bool:
     return mesh == "x=2,y=2" or (name == "llama-grouped") == (mesh in MESHES[3:])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "mesh", "layout"),
     slow_unless(

@@ -65,6 +65,7 @@ def expected_bytes(mapping: WeightMap, program: Program) -> dict[str, int]:
     return expected
 
 
+@pytest.mark.slow
 def test_a_session_over_two_processes(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     folder = checkpoint("llama-grouped")
     mapping, program = compiled(folder)

@@ -98,7 +98,7 @@ def test_a_disk_with_too_little_room(checkpoint: Callable[..., Path], prompts: P
 # ---------------------------------------------------------------- memory
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("tier", "policy"),
     [

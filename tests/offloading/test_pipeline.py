@@ -202,7 +202,8 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_later(
     assert lines(run.out) == lines(whole)
 
 
-@pytest.mark.parametrize("child", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("child", [0, 1])
 def test_a_stopped_process_ends_all(child: int, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """SIGSTOP of one, which keeps its connections and says nothing any more."""
     run = Run(tmp_path, checkpoint("llama-grouped"), silence=6)
@@ -270,6 +271,7 @@ def test_one_process_plans_for_all(
     assert [json.loads(line)["new_tokens"] for line in out.read_text().splitlines()] == tokens(folder)
 
 
+@pytest.mark.slow
 def test_a_plan_is_handed_on_whole(
     checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

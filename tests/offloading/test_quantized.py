@@ -118,7 +118,7 @@ def stood_for(folder: Path, levels: int) -> Path:
     return made
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("quantized", "policy", "in_place"),
     all_with_slow(
@@ -178,7 +178,7 @@ def test_8_bits_change_logits_a_seventeenth_of_what_4_do(monkeypatch: pytest.Mon
     assert change[INT4] / change[INT8] == pytest.approx(17, rel=0.2)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
 @pytest.mark.parametrize("quantized", WEIGHTS, ids=["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama-grouped", "llama-biased", "gpt2"])

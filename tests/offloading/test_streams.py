@@ -86,7 +86,7 @@ class Deferring:
             raise self.errors[0]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", ["3,2,20,50,30,30,20,40", "3,2,0,0,0,0,0,0", "3,2,0,100,0,100,0,100"])
 @pytest.mark.parametrize("schedule", ["zigzag", "diagonal"])
 def test_tokens_where_copies_are_only_issued(

@@ -61,7 +61,7 @@ def asked(policy: str, **changes: Any) -> OffloadRequest:
     return replace(OffloadRequest(parse_policy(policy), dtype=DType.F32), **changes)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model(name: str, checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint(name)
@@ -84,7 +84,7 @@ def test_files_in_other_numbers_than_the_run(
     assert run(folder, wanted, asked(policy))[0] == tokens(wanted)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("policy", "host_attention", "in_place"),
     all_with_slow(

@@ -59,6 +59,7 @@ def found(folder: Path, wanted: Truth, text: str, **changes: Any) -> list[tuple[
     return run(folder, wanted, request(text, **changes), GenerationSettings(FEW))[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("order", "shares", "in_place"),
     all_with_slow(

@@ -119,6 +119,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_one_chip_that_is_too_small(shardwright: Callable) -> None:
     got = shardwright("pareto", "palm-8b", "--chip", "t4", "--chips", "1", "--batch", "1", "--weights", "bf16")
     more = (2 * 8.6e9 - load_chip("t4").memory_bytes) / 1e9

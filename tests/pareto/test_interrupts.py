@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from interrupting import interruptible
 
 COMMAND = (
@@ -51,6 +52,7 @@ def group_is_gone(group: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_interrupted_twice_it_says_once_what_is_kept(tmp_path: Path) -> None:
     sweep = started(tmp_path)
     wait_for_points(sweep, tmp_path)

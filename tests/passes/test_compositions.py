@@ -35,7 +35,7 @@ func block(x: BLE_xy) -> BLE_xy {
 ORDERS = ["".join(order) for order in permutations("0123")]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_block(order: str) -> None:
     passes = ("fuse-parallel-block", "quantize-weights", "reduce-into{dim=sequence}", "weight-gather{axes=x}")

@@ -231,6 +231,7 @@ MADE_ELSEWHERE = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("made", MADE_ELSEWHERE)
 def test_what_is_made_elsewhere_is_waited_for(made: str, tmp_path: Path, shardwright: Callable) -> None:
     """A result is read when the host has computed it, or the disk has it; positions are brought to the device."""

@@ -92,7 +92,7 @@ def assert_the_same(before: Program, made: Program, to: int) -> None:
         np.testing.assert_allclose(chips.state[name], array, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("passes", ORDERS)
 def test_every_order(block: str, passes: str) -> None:
@@ -143,7 +143,7 @@ def test_beside_packed_weights(passes: str) -> None:
     np.testing.assert_allclose(chips.results[0], wanted[0], rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "passes",
     [

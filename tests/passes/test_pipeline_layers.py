@@ -160,6 +160,7 @@ def test_before_and_after(golden: Callable[[str, str], None]) -> None:
     golden("passes/pipeline_layers.shard", printed(staged(program(LAYERS), 2, 4)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("stages", "batches"), [(2, 1), (2, 2), (4, 1), (4, 8), (2, 8)])
 def test_the_meaning_stays(stages: int, batches: int) -> None:
     plain = program(LAYERS)
@@ -167,7 +168,7 @@ def test_the_meaning_stays(stages: int, batches: int) -> None:
     assert largest_difference(plain, program(printed(made)), stages, batches, calls=2) < 1e-13
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("layout", "batches"),
     all_with_slow(("ws2d", "megatron"), (1, 2), chosen=lambda layout, n: (layout == "ws2d") == (n == 1)),
@@ -223,7 +224,7 @@ def test_a_cache_that_wraps_around() -> None:
         assert largest_difference(program(text), made, 4, batches, calls=3) < 1e-13
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("batches", [1, 4])
 @pytest.mark.parametrize(
     ("old", "new"),
@@ -367,6 +368,7 @@ def test_one_stage_has_all_layers() -> None:
     assert largest_difference(program(LAYERS), made, 1, 1) < 1e-13
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("command", ["run", "compile", "opt", "check"])
 def test_commands_take_stages(command: str, tmp_path: Path, shardwright: Callable[..., Any]) -> None:
     path = tmp_path / "stages.shard"

@@ -46,7 +46,7 @@ def assert_proved(number: int, passes: str) -> None:
     assert proof.largest_difference <= TOLERANCE
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("number", "passes"),
     [

@@ -45,6 +45,7 @@ def test_2d_weight_stationary_scales_better_than_1d() -> None:
     assert two[256] > two[64] / 4
 
 
+@pytest.mark.slow
 def test_published_points_stand_beside_our_curves() -> None:
     (panel,) = figure_9().panels
     assert len(panel.curves) == 10
