@@ -71,6 +71,7 @@ def import_checkpoint(
     `DiagnosticError` where the config or an option is at fault, or the layout does not fit the mesh."""
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.ir.mesh import Mesh
+    from shardwright.ir.settings import require_count, require_word
     from shardwright.ir.types import DType
     from shardwright.models.config import config_path, read_config
     from shardwright.models.forward import PHASES
@@ -78,15 +79,14 @@ def import_checkpoint(
     from shardwright.models.layouts import AttentionOver
     from shardwright.models.token_groups import ExpertsForm, check_capacity
     from shardwright.models.value_types import CacheFormat, Pages
-    from shardwright.serving.generation.settings import check_count, check_word
 
     for name, count in (("batch", batch), ("length", length), ("cache", cache)):
-        check_count(name, count)
-    check_word("dtype", dtype, DTYPES)
-    check_word("attention", attention, get_args(AttentionOver))
-    check_word("phase", phase, PHASES)
-    check_word("experts", experts, get_args(ExpertsForm))
-    check_word("cache_format", cache_format, get_args(CacheFormat))
+        require_count(name, count)
+    require_word("dtype", dtype, DTYPES)
+    require_word("attention", attention, get_args(AttentionOver))
+    require_word("phase", phase, PHASES)
+    require_word("experts", experts, get_args(ExpertsForm))
+    require_word("cache_format", cache_format, get_args(CacheFormat))
     check_capacity(experts, expert_capacity)
     of_caches = {"prefill_layout": prefill_layout, "phase": phase, "cache_format": cache_format}
     for name in (name for name, given in of_caches.items() if given and cache is None):
@@ -164,12 +164,12 @@ def fit(
     which each may take `expert_capacity` times its even share. Raises a `DiagnosticError` where no number of chips is
     enough."""
     from shardwright.cost.hardware.chips import load_chip
+    from shardwright.ir.settings import require_count
     from shardwright.prediction.fitting import fitting
     from shardwright.prediction.models import model_of, preset_of
-    from shardwright.serving.generation.settings import check_count
 
     for name, count in (("batch", batch), ("context", context), ("chips", chips)):
-        check_count(name, count)
+        require_count(name, count)
     found = load_chip(chip)
     layout = layout or preset_of(found)
     return fitting(model_of(model), found, layout, attention, weights, batch, context, chips, experts, expert_capacity)

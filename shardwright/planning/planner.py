@@ -18,6 +18,7 @@ from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
+from shardwright.ir.settings import require_count
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult
@@ -34,7 +35,6 @@ from shardwright.prediction.fitting import n_chips_of, weight_bytes
 from shardwright.prediction.models import longest_context, model_of, torus_mesh
 from shardwright.prediction.programs import Weights
 from shardwright.searching.rewriting import WITHOUT_LAYOUTS
-from shardwright.serving.generation.settings import check_count
 
 _EMPHASIS = 16.0
 """How many times a phase counts whose demand is not met: layouts that favour it are looked for."""
@@ -65,7 +65,7 @@ def plan(
     takes, and which chips or weights would do.
     """
     for name, count in (("chips", chips), ("prompt", prompt), ("output", output), ("batch", batch)):
-        check_count(name, count)
+        require_count(name, count)
     with located(Source(model, "")):
         found = model_of(model)
         longest = longest_context(found.model)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.settings import require_word
 from shardwright.ir.types import DType
 from shardwright.models.importing import DTYPES, checkpoint_dtype
 from shardwright.serving.generation.plan import WeightFormat
-from shardwright.serving.generation.settings import GenerationSettings, check_word
+from shardwright.serving.generation.settings import GenerationSettings
 
 if TYPE_CHECKING:
     from shardwright.models.layouts import AttentionOver
@@ -99,5 +100,5 @@ def generate(
 
 
 def _dtype(name: str) -> DType:
-    check_word("dtype", name, DTYPES)
+    require_word("dtype", name, DTYPES)
     return DType(name)

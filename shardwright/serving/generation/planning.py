@@ -11,6 +11,7 @@ from shardwright.backends.jax.devices import arrange_devices
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.settings import require_count, require_word
 from shardwright.ir.text.parser import parse, read_source
 from shardwright.ir.types import DType
 from shardwright.ir.verification.verifier import Level
@@ -25,7 +26,7 @@ from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 from shardwright.serving.generation.page_table import cache_sizes, pool_sizes
 from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file, stages_of
 from shardwright.serving.generation.prompts import Prompt
-from shardwright.serving.generation.settings import GenerationSettings, check_count, check_word
+from shardwright.serving.generation.settings import GenerationSettings
 
 BATCH, CHUNK, NEW_TOKENS = 16, 256, 64
 """Rows of decode, tokens of a chunk, and new tokens of a text, at most, where nothing is said."""
@@ -56,7 +57,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         for name in ("batch", "prefill_batch", "chunk", "cache", "page_size", "pages"):
-            check_count(name, getattr(self, name))
+            require_count(name, getattr(self, name))
         if self.weights is not None and any(isinstance(given, QuantizeWeights) for given in self.passes):
             said = f"weights is {self.weights}, and the passes have quantize-weights"
             raise fault("bad-setting", said, NOWHERE, "give one of the two")
@@ -68,7 +69,7 @@ class PlanOptions:
             ("cache_format", CacheFormat),
         )
         for name, known in named:
-            check_word(name, getattr(self, name), get_args(known))
+            require_word(name, getattr(self, name), get_args(known))
 
 
 def make_plan(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -50,15 +49,3 @@ class GenerationSettings:
         for wrong, message in problems:
             if wrong:
                 raise fault("bad-setting", message, NOWHERE)
-
-
-def check_count(name: str, value: int | None) -> None:
-    """Raises where an option that takes a whole number from 1 up, or None, has another."""
-    if value is not None and value < 1:
-        raise fault("bad-setting", f"{name} is {value}, not 1 or more", NOWHERE)
-
-
-def check_word(name: str, value: str | None, words: Iterable[str]) -> None:
-    """Raises where an option that takes one of these words, or None, has another."""
-    if value is not None and value not in (known := tuple(words)):
-        raise fault("bad-setting", f"{name} is {value!r}, not one of {', '.join(known)}", NOWHERE)

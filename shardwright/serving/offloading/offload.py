@@ -49,21 +49,22 @@ def offload(
     from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
     from shardwright.cost.offloading.policy import AttentionPlace
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+    from shardwright.ir.settings import require_word
     from shardwright.ir.types import DType, Tier
     from shardwright.models.importing import DTYPES
     from shardwright.serving.generation.inputs import generation_inputs
-    from shardwright.serving.generation.settings import GenerationSettings, check_word
+    from shardwright.serving.generation.settings import GenerationSettings
     from shardwright.serving.offloading.buckets import check_lengths
     from shardwright.serving.offloading.devices import check_device
     from shardwright.serving.offloading.request import ScheduleName
     from shardwright.serving.offloading.run import OffloadedModel
     from shardwright.serving.offloading.run_options import RunOptions
 
-    check_word("dtype", dtype, DTYPES)
-    check_word("weights", weights, WEIGHT_FORMATS)
-    check_word("compress", compress, ("4bit",))
-    check_word("schedule", schedule, get_args(ScheduleName))
-    check_word("attention", attention, get_args(AttentionPlace))
+    require_word("dtype", dtype, DTYPES)
+    require_word("weights", weights, WEIGHT_FORMATS)
+    require_word("compress", compress, ("4bit",))
+    require_word("schedule", schedule, get_args(ScheduleName))
+    require_word("attention", attention, get_args(AttentionPlace))
     if not 0 < sparse_attention <= 1:
         raise fault("bad-setting", f"sparse_attention is {sparse_attention}, not above 0 and at most 1", NOWHERE)
     if device is not None:
