@@ -21,7 +21,7 @@ from shardwright.cost.movements.collectives import CollectiveKind, latency_and_t
 from shardwright.cost.movements.exchange import Orders, exchange_of
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import AllGather, AllReduce, AllToAll, Movement, Permute, ReduceScatter, Roll, Start
-from shardwright.ir.text.table import three_digits
+from shardwright.ir.text.table import to_three_digits
 from shardwright.ir.types import Partial, Reduction, TensorType, axis_set
 
 
@@ -151,7 +151,7 @@ def type_after(operation: Movement, operand: TensorType) -> TensorType:
 
 def duration_text(seconds: float) -> str:
     """`3.2 ms`, to three digits."""
-    rounded = float(f"{seconds:.3g}")  # before the unit is chosen: 999.7 µs are 1 ms
+    rounded = to_three_digits(seconds)
     scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns")) if rounded >= s)
     shown = seconds / (scale or 1e-9)
-    return f"{three_digits(shown)} {unit}" if unit != "ns" or shown >= 0.1 else "0 ns" if not shown else "< 0.1 ns"
+    return f"{to_three_digits(shown):g} {unit}" if unit != "ns" or shown >= 0.1 else "0 ns" if not shown else "< 0.1 ns"

@@ -19,15 +19,14 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str) -
     return [line(head), *(line(row) for row in rows)]
 
 
-def three_digits(number: float) -> str:
-    """`1.98`, `1230`: a number to three digits."""
-    return f"{float(f'{number:.3g}'):g}"
+def to_three_digits(number: float) -> float:
+    """The number that is shown: the unit is chosen by it, so that 999,700 bytes are 1 MB."""
+    return float(f"{number:.3g}")
 
 
 def bytes_text(nbytes: float) -> str:
     """`1.98 GB`, to three digits; GB is 10^9."""
-    rounded = float(f"{nbytes:.3g}")  # before the unit is chosen: 999,700 bytes are 1 MB
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if rounded >= size:
-            return f"{three_digits(nbytes / size)} {unit}"
+        if to_three_digits(nbytes) >= size:
+            return f"{to_three_digits(nbytes / size):g} {unit}"
     return f"{nbytes:.0f} B"
