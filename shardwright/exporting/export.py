@@ -93,7 +93,7 @@ def _objective(program: Program, chip: str, calls: Mapping[str, float] | None, s
 
 def _require_served(program: Program, to: str, weights: WeightMap | None) -> None:
     """Raises a `DiagnosticError` for what an engine cannot serve, whatever the layouts."""
-    from shardwright.exporting.vllm_flags import format_flags, require_pages
+    from shardwright.exporting.vllm_flags import require_flags
 
     if weights is None:
         raise fault(
@@ -110,8 +110,7 @@ def _require_served(program: Program, to: str, weights: WeightMap | None) -> Non
             "--as jax and --as dtensor have layouts for any program",
         )
     if to == "vllm":
-        format_flags(program)
-        require_pages(program)
+        require_flags(program)
 
 
 def _for_engine(

@@ -117,8 +117,9 @@ def page_flag(program: Program) -> str:
     return f" --block-size {min(held)}" if held else ""
 
 
-def require_pages(program: Program) -> None:
-    """Raises a `DiagnosticError` for sizes of pages that no layout divides into sizes that `page_flag` has."""
+def require_flags(program: Program) -> None:
+    """Raises a `DiagnosticError` where vLLM has no flags for a program's formats and pages, whatever the layouts."""
+    format_flags(program)
     _pages(program, lambda value: 1)
 
 
