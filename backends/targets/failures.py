@@ -27,7 +27,7 @@ _UNTILED = "Couldn't find output tile sizes"
 _WITHOUT_TRITON = (
     "XLA_FLAGS=--xla_gpu_enable_triton_gemm=false compiles products without Triton, which has no tiles for it"
 )
-"""Of products that XLA for GPUs gives to Triton where it cannot try which kernel is best (jax 0.10.2)."""
+"""The way out for products that XLA for GPUs gives to Triton where it cannot try kernels (jax 0.10.2)."""
 
 
 def failure_of(target: str, function: str, message: str, report: str) -> DiagnosticError:

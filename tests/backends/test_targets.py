@@ -198,7 +198,7 @@ def test_whatever_else_a_compiler_says() -> None:
 
 
 def test_products_that_triton_does_not_tile() -> None:
-    """As of DeepSeek-V3's prefill at small sizes, under jax 0.10.2."""
+    """DeepSeek-V3's prefill at small sizes has such products under jax 0.10.2."""
     message = "INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.101 = f32[192,144]{1,0} dot(%a, %b)"
     assert failure_of("h100:8", "prefill", message, "").render() == (
         f"--target: error: prefill: the compiler of h100:8 gave up: {message} [target-failed]\n"

@@ -171,7 +171,7 @@ ALSO_COMPILED: list[tuple[str, str, str | None, AttentionOver, Mesh, Pages | Non
     ("mistral", "ws1d", None, "batch", Mesh.of(x=2, y=2), None),
     ("qwen2-window", "ws2d", "wg-x", "positions", Mesh.of(x=2, y=2), None),
 ]
-"""What is near enough to `COMPILED` or to the matrix to be slow."""
+"""Cases among the slow ones, since `COMPILED` or the matrix has some near them."""
 
 
 @pytest.mark.one_in(3)

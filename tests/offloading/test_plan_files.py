@@ -179,7 +179,7 @@ def test_a_plan_is_run_by_offload_and_by_generate(
 
 
 def test_a_checkpoint_is_planned_in_its_own_format(shardwright: Callable, tmp_path: Path) -> None:
-    """As it would run: a plan in another would give other tokens once it is given back."""
+    """A plan in another format would give other tokens once it is given back."""
     config, plan = tmp_path / "config.json", tmp_path / "plan.shard"
     layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64}
     keys = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "vocab_size": 96, **layers}
