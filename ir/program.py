@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
-from shardwright.ir.diagnostics import NOWHERE, Span
+from shardwright.ir.diagnostics import NOWHERE, Span, fault, nearest
 from shardwright.ir.digits import Order
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Operand, Operation
@@ -198,10 +198,13 @@ class Program:
         return sizes
 
     def func(self, name: str) -> Func:
+        """The function; a `DiagnosticError` says which there are where it is none of them."""
         for func in self.funcs:
             if func.name == name:
                 return func
-        raise KeyError(name)
+        names = [func.name for func in self.funcs]
+        there = f"there are {', '.join(names)}" if names else "the program has none"
+        raise fault("unknown-function", f"there is no function {name}; {there}", NOWHERE, nearest(name, names))
 
     @property
     def globals(self) -> dict[str, Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -125,6 +125,15 @@ class DerivedSource(ABC):
         if name not in self._kept:
             raise KeyError(name)
         return self.source
+
+
+def require_names(func: str, what: str, wanted: Iterable[str], given: Iterable[str]) -> None:
+    """Raises ValueError where an array that a function needs is not given, or one that it does not have is."""
+    needed, there = set(wanted), set(given)
+    for missing in sorted(needed - there):
+        raise ValueError(f"{func}: no array for the {what} {missing}")
+    for extra in sorted(there - needed):
+        raise ValueError(f"{func}: there is no {what} {extra}")
 
 
 def read_whole(source: WeightSource, name: str) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ from shardwright.backends.graph.layout import FUNCTION
 from shardwright.backends.graph.legend import head_label
 from shardwright.backends.graph.nodes import Picture, tip
 from shardwright.backends.graph.palette import FONT, INK, LINE
-from shardwright.ir.diagnostics import NOWHERE, Source, fault, nearest
+from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Func, Program
 
 _LONG = 150
@@ -45,7 +45,7 @@ def graph_text(
     """
     import graphviz
 
-    funcs = [_chosen(program, func)] if func is not None else list(program.funcs)
+    funcs = [program.func(func)] if func is not None else list(program.funcs)
     body: Any = graphviz.Digraph("program")
     picture = Picture(program, body, source, annotations or {}, folded, shapes)
     for number, one in enumerate(funcs):
@@ -71,15 +71,6 @@ def _styled(body: Any, nodesep: str, ranksep: str, **more: str) -> str:
     body.body = body.body[-3:] + body.body[:-3]
     text: str = body.source
     return text
-
-
-def _chosen(program: Program, name: str) -> Func:
-    names = [func.name for func in program.funcs]
-    if name not in names:
-        near = nearest(name, names)
-        hint = near or f"it has {', '.join(names)}"
-        raise fault("unknown-function", f"the program has no function {name}", NOWHERE, hint)
-    return program.func(name)
 
 
 def _default_title(source: Source | None, funcs: Sequence[Func]) -> str:

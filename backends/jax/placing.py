@@ -34,10 +34,13 @@ class MeshArrays:
         """The arrays on the devices.
 
         Beyond these the host holds one part, and, where it is converted, a second one. A part that several devices of
-        this process hold is read once. Raises KeyError for an array that the source does not have, ValueError for
-        one of another shape.
+        this process hold is read once. Raises ValueError for an array that the source does not have, and for one
+        of another shape.
         """
+        there = set(source.names)
         for name, edge in self.edges.items():
+            if name not in there:
+                raise ValueError(f"there is no array for {name}: {edge.kind}")
             check_shape(name, edge, source.shape(name))
         total = sum(self._bytes(edge) for edge in self.edges.values())
         done = 0

@@ -19,7 +19,7 @@ from shardwright.backends.jax.placing import MeshArrays, Progress, check_shape, 
 from shardwright.backends.jax.source_text import Forms
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.ir.program import Program, Value
-from shardwright.ir.weight_source import ArraySource, WeightSource
+from shardwright.ir.weight_source import ArraySource, WeightSource, require_names
 
 Arrays = Mapping[str, npt.ArrayLike]
 """Global arrays by name: of numpy, of JAX on the mesh, or what numpy makes arrays of."""
@@ -29,8 +29,8 @@ class Session:
     """The functions of an explicit program over weights that are placed once and a state that stays on the devices.
 
     Each call donates the state and keeps the new one, so that functions with layouts of their own, as prefill and
-    decode, share weights and cache with no copy. Raises ValueError for an array of another shape than its type,
-    KeyError for one that is missing.
+    decode, share weights and cache with no copy. Raises ValueError for an array of another shape than its type
+    and for one that is missing.
 
     With several processes (`jax.distributed`) every process makes the session and calls the same functions with the
     same arrays in the same order; each reads only the parts of the weights that its own devices hold.
@@ -73,7 +73,7 @@ class Session:
         here = {name: array for name, array in given.items() if name in placement.edges}
         there = {name: array for name, array in here.items() if is_jax(array) and placement.lies_here(name, array)}
         rest = replace(placement, edges={name: edge for name, edge in placement.edges.items() if name not in there})
-        loaded = rest.load(ArraySource({name: here[name] for name in rest.edges}), progress)
+        loaded = rest.load(ArraySource({name: array for name, array in here.items() if name not in there}), progress)
         return {name: there[name] if name in there else loaded[name] for name in placement.edges}
 
     def reset(self, state: Arrays | None = None) -> None:
@@ -86,11 +86,13 @@ class Session:
     def run(self, name: str, args: Arrays) -> tuple[Any, ...]:
         """The results of a function as JAX arrays, left on the devices.
 
-        Arguments may be such results, of this program's mesh; they are not copied.
+        Arguments may be such results, of this program's mesh; they are not copied. Raises ValueError where one is
+        missing or of another shape than its type, and for a name that no parameter has.
         """
         if name not in self._functions:
             self._functions[name] = self._function(name)
         function = self._functions[name]
+        require_names(name, "argument", [param for param, _ in function.params], args)
         arrays = [self._argument(param, edge, args[param]) for param, edge in function.params]
         if self.program.weights or self.program.state:
             results, self._state = function.built(self._weights, self._state, *arrays)
@@ -183,11 +185,14 @@ def run_program(
 ) -> tuple[tuple[npt.NDArray[Any], ...], dict[str, npt.NDArray[Any]]]:
     """Runs a function of an explicit program on global arrays; returns its results and the new state as numpy.
 
-    Arrays are converted to the number formats of their types. `forms` are as for a `Session`. Raises KeyError for an
-    unknown function or a missing array, ValueError for one of another shape than its type.
+    Arrays are converted to the number formats of their types. `forms` are as for a `Session`. Raises a
+    `DiagnosticError` for an unknown function, ValueError where an array is missing or of another shape than its type.
     """
     func = program.func(func_name)
     if not isinstance(args, Mapping):
+        if len(args) != len(func.params):
+            names = ", ".join(value.name for value in func.params) or "none"
+            raise ValueError(f"{func.name}: {len(args)} arrays for the arguments {names}")
         args = {value.name: array for value, array in zip(func.params, args, strict=True)}
     session = Session(program, weights or {}, state, forms=forms)
     return session.call(func.name, args), session.state

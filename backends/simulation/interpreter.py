@@ -17,6 +17,7 @@ from shardwright.ir.operation import Number, Operand
 from shardwright.ir.ops import Ahead, Movement
 from shardwright.ir.program import Free, Func, Let, Loop, Program, SetState, Statement, Value
 from shardwright.ir.types import DType, TensorType, ValueType
+from shardwright.ir.weight_source import require_names
 
 Arrays = Mapping[str, npt.ArrayLike]
 
@@ -85,11 +86,7 @@ class Interpreter(ABC):
         return self.leave(name, value.array, value.kind)
 
     def _bind(self, what: str, declared: tuple[Value, ...], given: Arrays, names: dict[str, _Bound]) -> None:
-        wanted = {value.name for value in declared}
-        for missing in sorted(wanted - set(given)):
-            raise ValueError(f"{self.func.name}: no array for the {what} {missing}")
-        for extra in sorted(set(given) - wanted):
-            raise ValueError(f"{self.func.name}: there is no {what} {extra}")
+        require_names(self.func.name, what, [value.name for value in declared], given)
         for value in declared:
             kind = self.kind(value.type)
             shape, extents = np.shape(given[value.name]), tuple(dim.size for dim in kind.dims)

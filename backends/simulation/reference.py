@@ -46,8 +46,8 @@ def evaluate(
     """The meaning of a function of a program, surface or explicit: its results and the new state.
 
     Takes and returns global arrays by name, weights and state in full; floats come back in float64 under `exact`,
-    in their declared format under `declared`. Raises KeyError for an unknown function, ValueError where an array is
-    missing, superfluous or of another shape than its type.
+    in their declared format under `declared`. Raises a `DiagnosticError` for an unknown function, ValueError where
+    an array is missing, superfluous or of another shape than its type.
     """
     func = program.func(func_name)
     setting = KernelSetting(Mesh(()), {}, Formats(precision), program.mesh)

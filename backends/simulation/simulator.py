@@ -87,8 +87,8 @@ def simulate(
     """Runs a function of an explicit program on all chips of its mesh.
 
     Takes and returns global arrays by name, as `reference.evaluate` does; types that nobody wrote are completed.
-    Raises a `DiagnosticError` where the program is not well typed at the explicit level, `ReplicaError` where chips
-    that should hold the same do not, KeyError for an unknown function, and ValueError for wrong arrays.
+    Raises a `DiagnosticError` where the program is not well typed at the explicit level or has no such function,
+    `ReplicaError` where chips that should hold the same do not, and ValueError for wrong arrays.
     """
     program = complete(program)
     verify(program, Level.EXPLICIT)

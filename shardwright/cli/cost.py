@@ -249,11 +249,7 @@ def _chosen(program: Program, name: str | None) -> list[Func]:
 
     if not program.funcs:
         raise fault("no-function", "the program has no function", NOWHERE)
-    chosen = [func for func in program.funcs if name in (None, func.name)]
-    if not chosen:
-        there = ", ".join(func.name for func in program.funcs)
-        raise fault("unknown-function", f"there is no function {name}; there are {there}", NOWHERE)
-    return chosen
+    return list(program.funcs) if name is None else [program.func(name)]
 
 
 # ---------------------------------------------------------------- JSON

@@ -272,8 +272,8 @@ def run(
     """Compiles a program for JAX and runs one of its functions on global arrays: its results, and the new state.
 
     Virtual devices of the CPU stand in where the machine has fewer than the mesh, if JAX has not been used before. What
-    runs on TPUs is written as their compiler keeps it. Raises KeyError for an unknown function or a missing array,
-    ValueError for one of another shape than its type.
+    runs on TPUs is written as their compiler keeps it. Raises a `DiagnosticError` for an unknown function,
+    ValueError where an array is missing or of another shape than its type.
     """
     target = target_of(arrange_devices(program.mesh.n_chips).devices)
     made = run_explicit(program, then=passes_of(target))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from program_text import program
 
-from shardwright.ir.diagnostics import Span
+from shardwright.ir.diagnostics import DiagnosticError, Span
 from shardwright.ir.program import Let, Loop, Scope
 
 LAYERS = """
@@ -41,7 +41,7 @@ def test_look_ups() -> None:
     assert (set(made.globals), made.state_names) == ({"w", "k"}, {"k"})
     with pytest.raises(KeyError):
         made.dim("Z")
-    with pytest.raises(KeyError):
+    with pytest.raises(DiagnosticError, match="there is no function g; there are f"):
         made.func("g")
 
 

@@ -118,7 +118,7 @@ def test_one_function() -> None:
     with pytest.raises(DiagnosticError) as caught:
         draw(program, func="fnn")
     (diagnostic,) = caught.value.diagnostics
-    assert diagnostic.message == "the program has no function fnn"
+    assert diagnostic.message == "there is no function fnn; there are ffn"
     assert [note.message for note in diagnostic.notes] == ["did you mean ffn?"]
 
 
