@@ -108,12 +108,14 @@ def matrix() -> list[Cell]:
 @cache
 def pairs(cell: Cell) -> frozenset[Pair]:
     """All pairs of choices that the cell makes: of each feature of the checkpoint with attention, with what is asked
-    for and with how several chips store weights."""
-    fields = enumerate((cell.layout, cell.attention, str(cell.mesh), cell.prefill, cell.scored))
-    of_features: list[tuple[str, object]] = [("attention", cell.attention), ("scored", cell.scored)]
-    made: frozenset[Pair] = frozenset((i, a, j, b) for (i, a), (j, b) in combinations(fields, 2))
+    for and with how the chips store weights. On one chip all layouts are the same."""
+    fields = list(enumerate((str(cell.mesh), cell.scored, cell.layout, cell.attention, cell.prefill)))
+    of_features: list[tuple[str, object]] = [("scored", cell.scored)]
     if cell.mesh.n_chips > 1:
-        of_features.append(("stored", stored(cell)))
+        of_features += [("attention", cell.attention), ("stored", stored(cell))]
+    else:
+        fields = fields[:2]
+    made: frozenset[Pair] = frozenset((i, a, j, b) for (i, a), (j, b) in combinations(fields, 2))
     return made | {("feature", feature, *choice) for feature in FEATURES[cell.checkpoint] for choice in of_features}
 
 
