@@ -72,6 +72,15 @@ def test_a_run_says_how_far_it_is_from_the_reference(shardwright: Callable, feed
     assert lines[3:] == ["agrees within 3.5e-04"]
 
 
+def test_it_says_the_layouts_that_were_found(shardwright: Callable, tmp_path: Path) -> None:
+    file = tmp_path / "open.shard"
+    file.write_text(
+        "mesh x=2\ndim B=4\nstate { n: f32 B? }\nfunc f(a: f32 B_x) -> f32 B? {\n  set n = a\n  return a\n}\n"
+    )
+    lines = shardwright("run", file).out.splitlines()
+    assert [line.partition(": largest")[0] for line in lines[2:4]] == ["  result: f32 B_x", "  n: f32 B_x"]
+
+
 def test_json(shardwright: Callable, feedforward: Path) -> None:
     got = json.loads(shardwright("run", feedforward, "--seed", "7", "--json").out)
     (result,) = got["functions"][0].pop("results")

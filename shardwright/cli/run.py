@@ -176,11 +176,11 @@ def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) 
         report: dict[str, Any] = {"name": func.name, "results": [], "state": []}
         rows = [
             ("results", "result" if len(wanted) == 1 else f"result {i}", kind, found[i], wanted[i])
-            for i, kind in enumerate(func.results)
+            for i, kind in enumerate(runner.program.func(func.name).results)
         ]
         rows += [
             ("state", value.name, value.type, found_state[value.name], wanted_state[value.name])
-            for value in program.state
+            for value in runner.program.state
         ]
         for where, name, kind, ours, theirs in rows:
             difference = compare(ours, theirs)
@@ -216,8 +216,9 @@ def _run(args: argparse.Namespace, *, writes: bool, world: World | None = None) 
 
 
 class Runner(NamedTuple):
-    """A compiled program's functions, as they run here: `run(func, args, weights, state)`; and where, in words."""
+    """A compiled program, its functions as they run here: `run(func, args, weights, state)`; and where, in words."""
 
+    program: Program
     run: Callable[..., tuple[Sequence[Array], Mapping[str, Array]]]
     devices: str
     n_devices: int
@@ -236,8 +237,9 @@ def _on_devices(program: Program, place: Place) -> Runner:
 
     devices = arrange_devices(program.mesh.n_chips)
     target = target_of(devices.devices)
-    run = partial(run_program, explicit(program, then=passes_of(target), place=place), forms=target and target.forms)
-    return Runner(run, str(devices), len(devices.devices), devices.virtual)
+    compiled = explicit(program, then=passes_of(target), place=place)
+    run = partial(run_program, compiled, forms=target and target.forms)
+    return Runner(compiled, run, str(devices), len(devices.devices), devices.virtual)
 
 
 def _on_chips(program: Program, world: World, place: Place) -> Runner:
@@ -250,7 +252,7 @@ def _on_chips(program: Program, world: World, place: Place) -> Runner:
 
     compiled = explicit(run_passes(program, [Offload()]), place=place)
     where = f"{world.count} process{'' if world.count == 1 else 'es'} of PyTorch"
-    return Runner(partial(run_program, compiled, world=world), where, world.count, False)
+    return Runner(compiled, partial(run_program, compiled, world=world), where, world.count, False)
 
 
 # ---------------------------------------------------------------- comparing

@@ -69,11 +69,11 @@ def test_arrays_that_do_not_fit() -> None:
     program = explicit(TEXT)
     with pytest.raises(ValueError, match=r"^a: an array of shape \(4,\) for f32 A_xy, whose shape is \(8,\)$"):
         run_program(program, "f", {"a": np.zeros(4)})
-    with pytest.raises(ValueError, match="^f: no array for the argument a$"):
+    with pytest.raises(ValueError, match=r"^f: no array for the argument a$"):
         run_program(program, "f", {})
-    with pytest.raises(ValueError, match="^f: there is no argument b$"):
+    with pytest.raises(ValueError, match=r"^f: there is no argument b$"):
         run_program(program, "f", {"a": np.zeros(8), "b": np.zeros(8)})
-    with pytest.raises(ValueError, match="^f: 2 arrays for the arguments a$"):
+    with pytest.raises(ValueError, match=r"^f: 2 arrays for the arguments a$"):
         run_program(program, "f", [np.zeros(8), np.zeros(8)])
     with pytest.raises(DiagnosticError, match="there is no function g; there are f"):
         run_program(program, "g", {"a": np.zeros(8)})

@@ -401,6 +401,7 @@ KNOWN = (
         ({"hidden_size": None}, "the config has no hidden_size"),
         ({"hidden_size": "32"}, 'hidden_size is "32" in the config, not a whole number from 1 up'),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0 in the config, not a whole number from 1 up"),
+        ({"hidden_size": 10**12}, "hidden_size is 1000000000000 in the config, not below 1e12"),
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1 in the config, not a number above 0"),
         ({"attention_bias": 1}, "attention_bias is 1 in the config, not true or false"),
         (
