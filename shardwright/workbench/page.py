@@ -44,7 +44,7 @@ class Explorer:
     text: str
     controls: dict[str, str] = field(default_factory=dict[str, str])
     quick: Worker = field(default_factory=lambda: Worker(seconds=10))
-    deep: Worker = field(default_factory=lambda: Worker(seconds=60, spare=1))
+    deep: Worker = field(default_factory=lambda: Worker(seconds=60))
     behind: Worker = field(default_factory=lambda: Worker(seconds=60))
     found: Examination | None = None
     found_of: str = ""

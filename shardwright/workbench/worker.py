@@ -25,9 +25,8 @@ class SupersededError(Exception):
 class Worker:
     """One process that does one thing at a time; a new question stops the one before it."""
 
-    def __init__(self, seconds: float = SECONDS, memory_bytes: int = MEMORY_BYTES, spare: int = 0) -> None:
-        """`spare` processes stand ready for when the one that works is stopped."""
-        self.seconds, self.memory_bytes, self.spare = seconds, memory_bytes, spare
+    def __init__(self, seconds: float = SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
+        self.seconds, self.memory_bytes = seconds, memory_bytes
         self._pool: Any = None
         self._running: Any = None
 
@@ -70,14 +69,25 @@ class Worker:
 
     def _started(self) -> Any:
         if self._pool is None:
-            from multiprocessing import get_context
-
             from pebble import ProcessPool
 
-            # A fresh interpreter: a copy of this one would have its threads' locks.
-            context = get_context("spawn")
-            self._pool = ProcessPool(1 + self.spare, initializer=_begin, initargs=(self.memory_bytes,), context=context)
+            initargs = (self.memory_bytes,)
+            self._pool = ProcessPool(1, initializer=_begin, initargs=initargs, context=start_loading())
         return self._pool
+
+
+def start_loading(*modules: str) -> Any:
+    """The way in which multiprocessing begins workers: as copies of a process without threads that has loaded what they
+    need, and these modules, which it begins to now; as fresh interpreters where a system has no copies of processes."""
+    import multiprocessing
+
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    from multiprocessing import forkserver
+
+    forkserver.set_forkserver_preload(["shardwright.workbench.loaded", *modules])
+    forkserver.ensure_running()
+    return multiprocessing.get_context("forkserver")
 
 
 def _limit(message: str) -> Exception:

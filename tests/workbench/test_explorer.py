@@ -75,7 +75,7 @@ def test_a_worker_has_limits_and_goes_on_after_them() -> None:
 
 def test_a_new_question_stops_the_one_before() -> None:
     async def asked() -> None:
-        worker = Worker(seconds=60.0, spare=1)
+        worker = Worker(seconds=60.0)
         assert await worker.ask(operator.add, 1, 2) == 3
         began = time.monotonic()
         first = asyncio.create_task(worker.ask(time.sleep, 50.0))
