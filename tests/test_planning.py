@@ -33,7 +33,7 @@ from shardwright.planning import (
     plan_meshes,
     serving_program,
 )
-from shardwright.planning.planner import rounded_up
+from shardwright.planning.planner import halved, rounded_up
 from shardwright.prediction.models import active_parameters, model_of
 
 CONFIG = {
@@ -186,6 +186,18 @@ def test_prompts_need_not_divide_the_sequences_that_are_given(model: str) -> Non
     """A prefill of 250 sequences had one prompt or two."""
     given = plan(model, small(), 2, 64, 16, batch=250, seconds=3).best
     assert given.prompts >= 8
+
+
+def test_rows_lie_evenly_on_chips_whose_number_is_no_power_of_two(model: str) -> None:
+    """All rows were powers of two, which 3 chips cannot divide: two had more tokens a second than three."""
+    two, three = (plan(model, small(gigabytes=8), chips, 256, 64, seconds=3).best for chips in (2, 3))
+    assert (three.batch % 3, three.prompts % 3) == (0, 0)
+    assert three.tokens_per_s > two.tokens_per_s
+
+
+@pytest.mark.parametrize(("rows", "half"), [(1, 1), (2, 1), (3, 2), (7, 4), (12, 6), (15, 8)])
+def test_half_of_some_rows(rows: int, half: int) -> None:
+    assert halved(rows) == half
 
 
 def test_int8_weights(made: ServingPlan, model: str) -> None:

@@ -121,7 +121,7 @@ class _Planner:
     def plan(self) -> ServingPlan:
         best = first = self._first(self.meshes[0])
         elsewhere = [(mesh, first.batch, first.prompts) for mesh in self.meshes[1:]]
-        nearby = [(first.mesh, first.batch, prompts) for prompts in (max(1, first.prompts // 2), 2 * first.prompts)]
+        nearby = [(first.mesh, first.batch, prompts) for prompts in (halved(first.prompts), 2 * first.prompts)]
         for key in (*elsewhere, *nearby):
             timely = self._left() > 0 and (key in elsewhere or not elsewhere)
             if timely or (key in nearby and self._next(best) is None):
@@ -143,7 +143,7 @@ class _Planner:
                 return made
             fewer = self._fewer(batch) if self.demand.batch is None else 0
             if prompts > 1 and (lacking == "ttft" or not fewer):
-                prompts //= 2
+                prompts = halved(prompts)
             elif fewer and lacking != "ttft":
                 batch, prompts = fewer, math.gcd(fewer, prompts)
             else:
@@ -152,11 +152,11 @@ class _Planner:
     # ------------------------------------------------------------ one phase alone
 
     def _rows(self) -> int:
-        """The rows of decode with the most tokens a second, a power of two or one and a half or a quarter times one;
-        one where no more meet the demands."""
+        """The rows of decode with the most tokens a second, as `_even` has them or one and a half or a quarter times
+        such; one where no more meet the demands."""
         first = self._rows_with_room()
         while first > 1 and self._lacking("decode", first) is not None:
-            first //= 2
+            first = halved(first)
         if self._lacking("decode", first) or self._lacking("prefill", 1):
             return first
         best, prompts = first, self._prompts(first)
@@ -172,36 +172,42 @@ class _Planner:
             first = best if part == 1 else first
         return best
 
+    @property
+    def _odd(self) -> int:
+        """The odd part of the number of chips: 3 of 6 or 12, 1 of a power of two."""
+        return self.demand.n_chips // math.gcd(self.demand.n_chips, 1 << 62)
+
+    def _even(self, most: float) -> int:
+        """The most rows up to so many that lie evenly on the chips: a power of two times the odd part of their number.
+        A power of two where not even one for each of that part may be; at least one."""
+        most = max(1, int(most))
+        unit = self._odd if self._odd <= most else 1
+        return unit << (most // unit).bit_length() - 1
+
     def _rows_with_room(self) -> int:
-        """A power of two of rows, whose cache takes at most half of what the weights leave of the memory where all is
-        split over all chips."""
+        """The rows, as `_even` has them, whose cache takes at most half of what the weights leave of the memory where
+        all is split over all chips."""
         demand, model = self.demand, self.demand.model.model
         room = demand.n_chips * demand.chip.memory_bytes - weight_bytes(model, demand.weights)
         row = 4 * model.layers * model.attention.kv_heads * model.attention.head_dim * (demand.prompt + demand.output)
-        return 1 << (int(min(max(1.0, room / (2 * row)), 1024.0)).bit_length() - 1)
+        return self._even(min(room / (2 * row), 1024.0))
 
-    @staticmethod
-    def _fewer(batch: int) -> int:
-        """Three quarters of so many rows, then two, then one; 0 where there are no fewer."""
-        return (
-            batch * 3 // 4
-            if batch % 4 == 0 and batch & (batch - 1) == 0
-            else batch * 2 // 3
-            if batch % 3 == 0
-            else batch // 2
-        )
+    def _fewer(self, batch: int) -> int:
+        """Three quarters of as many rows as `_even` has, then two, then one; 0 where there are no fewer."""
+        unit = batch // self._odd if batch % self._odd == 0 else batch
+        if unit % 4 == 0 and unit & (unit - 1) == 0:
+            return batch * 3 // 4
+        return batch * 2 // 3 if unit % 3 == 0 else halved(batch) if batch > 1 else 0
 
     def _prompts(self, batch: int) -> int:
-        """The rows of prefill: as many as are done in the time that is asked for, a power of two that is a quarter of
-        all where it divides them, else a sixteenth at least, and of so many tokens as `_MOST_TOKENS`."""
+        """The rows of prefill, as `_even` has them: as many as are done in the time that is asked for, a quarter of all
+        where it divides them, else a sixteenth at least, and of so many tokens as `_MOST_TOKENS`."""
         first, most = self._cost("prefill", 1).time_s, self.demand.ttft_s
-        rows = max(1, math.gcd(batch, 1 << 20) // 4, (1 << batch.bit_length() - 1) // 16)
-        while rows > 1 and rows * self.demand.prompt > _MOST_TOKENS:
-            rows //= 2
-        if most is not None and first:
-            rows = min(rows, 1 << max(0, int(2 * most / first).bit_length() - 1))
+        rows = max(math.gcd(batch, self._odd << 20) // 4, batch // 16)
+        timely = rows if most is None or not first else 2 * most / first
+        rows = self._even(min(rows, timely, _MOST_TOKENS / self.demand.prompt))
         while self._lacking("prefill", rows) is not None:
-            rows //= 2
+            rows = halved(rows)
         return rows
 
     def _pace(self, batch: int, prompts: int) -> float:
@@ -386,6 +392,11 @@ class _Planner:
             *(lighter if most == "reading memory" else []),
             f"or ask for --{lacking} {rounded_up(cost.time_s * 1.01)}",
         )
+
+
+def halved(rows: int) -> int:
+    """Half of so many rows; of an odd number the largest power of two below, or one."""
+    return rows // 2 if rows % 2 == 0 else 1 << rows.bit_length() - 1
 
 
 def rounded_up(seconds: float) -> str:
