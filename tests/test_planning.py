@@ -130,6 +130,24 @@ def test_a_model_that_is_too_large(model: str) -> None:
     assert [note.message for note in found.notes][-1] == "--weights int8 halves what the weights take"
 
 
+def test_weights_that_fit_on_another_mesh_alone(model: str) -> None:
+    """48 chips were refused, since 12 rows of 4 divide the weights into 4 parts; 3 rows of 16 divide them into 16."""
+    served = plan(model, small(gigabytes=0.0028), 48, 16, 4, batch=1, seconds=2).best
+    assert served.mesh.n_chips == 48
+    assert served.mesh.sizes[0] == ("x", 3)
+
+
+def test_weights_that_the_chips_cannot_divide(model: str) -> None:
+    """It was said that caches would be smaller with a shorter prompt, and that int8 would halve the weights."""
+    chip = small(gigabytes=0.0028)
+    with pytest.raises(DiagnosticError) as caught:
+        plan(model, chip, 12, 16, 4, batch=1, seconds=2)
+    (note,) = caught.value.diagnostics[0].notes
+    assert note.message.startswith("a chip would hold 6.")
+    assert note.message.endswith("of weights, since its sizes divide over few chips alone; 16 chips may do")
+    assert plan(model, chip, 16, 16, 4, batch=1, seconds=2).best.found.peak <= 2.8e6
+
+
 def test_caches_that_are_too_large(model: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         plan(model, small(), 2, 256, 10**8, batch=4, seconds=3)
@@ -225,6 +243,7 @@ def test_products_of_8_bits(chips: int, model: str) -> None:
         ("h100", 16, 8, Mesh.of(x=2, y=8)),
         ("tpu-v4", 64, 1, Mesh.of(x=4, y=4, z=4)),
         ("h100", 1, 8, Mesh.of(x=1)),
+        ("h100", 48, 8, Mesh.of(x=6, y=8)),
     ],
 )
 def test_the_meshes_that_are_tried(chip: str, chips: int, kv_heads: int, first: Mesh) -> None:

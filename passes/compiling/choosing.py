@@ -31,7 +31,7 @@ from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.passes.compiling.choose_memories import memories_chosen
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
-from shardwright.passes.compiling.found import ENOUGH, SearchResult, explicit_of
+from shardwright.passes.compiling.found import ENOUGH, SearchResult, TooLargeError, explicit_of
 from shardwright.passes.compiling.order_branching import Orders, PricedChoice, best_over_orders, moves_at_edges
 from shardwright.passes.compiling.place import place
 from shardwright.passes.memory.offload import Offload
@@ -461,12 +461,11 @@ class _Chooser:
         largest = max(parts, key=lambda part: parts[part])
         if largest != "weights":
             notes.append("a smaller batch or a shorter context makes it smaller")
-        return fault(
-            "does-not-fit",
+        return TooLargeError(
+            memory,
             f"{cost.func} needs {bytes_text(memory.peak)} on each chip, {bytes_text(memory.peak - room)} more than the"
             f" {bytes_text(room)} of {self.chip.name}, {which}",
-            NOWHERE,
-            *notes,
+            notes,
         )
 
     def least_kept(self) -> float:

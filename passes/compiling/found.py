@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.movements.movement import duration_text
+from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Note
 from shardwright.ir.ops import Permute
 from shardwright.ir.text.table import bytes_text
 
 if TYPE_CHECKING:
     from shardwright.cost.choosing.layout_solution import LayoutSolution
     from shardwright.cost.choosing.objective import Objective
+    from shardwright.cost.programs.memory import MemoryUse
     from shardwright.cost.programs.program_cost import Cost
     from shardwright.ir.program import Program
 
@@ -30,6 +32,14 @@ def explicit_of(placed: Program) -> Program:
     for applied in MOVEMENTS:
         placed = applied.run(placed)
     return placed
+
+
+class TooLargeError(DiagnosticError):
+    """Raised where no layouts that were found fit into a chip's memory; `memory` is that of those that take least."""
+
+    def __init__(self, memory: MemoryUse, message: str, notes: Sequence[str]) -> None:
+        super().__init__([Diagnostic("does-not-fit", message, NOWHERE, tuple(map(Note, notes)))])
+        self.memory = memory
 
 
 @dataclass(frozen=True)

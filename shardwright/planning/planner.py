@@ -14,14 +14,16 @@ from dataclasses import dataclass, field, replace
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.hardware.chips import Chip, load_chip
 from shardwright.cost.hardware.networks import Torus
+from shardwright.cost.programs.memory import MemoryUse
 from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.settings import require_count
+from shardwright.ir.text.table import bytes_text
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.choosing import search
-from shardwright.passes.compiling.found import SearchResult
+from shardwright.passes.compiling.found import SearchResult, TooLargeError
 from shardwright.planning.serving import (
     ServingChoice,
     ServingDemand,
@@ -81,14 +83,15 @@ def plan(
 
 def plan_meshes(chip: Chip, n_chips: int, kv_heads: int) -> Iterator[Mesh]:
     """The meshes that are tried: slices of a torus, compact ones first; on a switched network all chips as one axis,
-    and two, of which one is a node, or as many chips as there are heads of keys, or 2 or 4."""
+    and two, of which one is a node, or as many chips as there are heads of keys, or the even part of all, or 2 or 4."""
     made = [torus_mesh(chip, n_chips, kv_heads)]
     if isinstance(chip.interconnect, Torus):
         made += [Mesh(tuple(zip("xyz", shape, strict=False))) for shape in chip.interconnect.slices_of(n_chips)]
     else:
         inside = chip.interconnect.levels[0].units or n_chips
         made += [Mesh.of(x=n_chips)]
-        made += [Mesh.of(x=n_chips // y, y=y) for y in (inside, 2, 4) if y < n_chips and n_chips % y == 0]
+        sides = (inside, n_chips // odd_part(n_chips), 2, 4)
+        made += [Mesh.of(x=n_chips // y, y=y) for y in sides if y < n_chips and n_chips % y == 0]
     alike = {tuple(sorted(size for _, size in mesh.items() if size > 1)): mesh for mesh in reversed(made)}
     first = made[0]
     yield first
@@ -119,6 +122,7 @@ class _Planner:
     began: float = field(default_factory=time.monotonic)
 
     def plan(self) -> ServingPlan:
+        self._begin_where_it_fits()
         best = first = self._first(self.meshes[0])
         elsewhere = [(mesh, first.batch, first.prompts) for mesh in self.meshes[1:]]
         nearby = [(first.mesh, first.batch, prompts) for prompts in (halved(first.prompts), 2 * first.prompts)]
@@ -128,6 +132,22 @@ class _Planner:
                 best = max(best, self.at(*key) or best, key=_worth)
         best = self._settled(best)
         return ServingPlan(best, self._binding(best), self._next(best))
+
+    def _begin_where_it_fits(self) -> None:
+        """Puts first the mesh on which decode of the fewest rows fits, or lacks least where it fits on none."""
+        if weight_bytes(self.demand.model.model, self.demand.weights) > self._room:
+            return
+        peaks: list[float] = []
+        for n, mesh in enumerate(meshes := self.meshes):
+            self.meshes = [mesh, *meshes[:n], *meshes[n + 1 :]]
+            for rows in (self.demand.batch or self._rows_with_room(), self.demand.batch or 1):
+                found = self._alone("decode", rows)
+                if not isinstance(found, TooLargeError):
+                    return
+            peaks.append(found.memory.peak)
+            self.alone.clear()
+        least = peaks.index(min(peaks))
+        self.meshes = [meshes[least], *meshes[:least], *meshes[least + 1 :]]
 
     def _first(self, mesh: Mesh) -> ServingChoice:
         """The first that meets the demands, of the rows that are best by each phase alone, and fewer. Raises where none
@@ -174,8 +194,12 @@ class _Planner:
 
     @property
     def _odd(self) -> int:
-        """The odd part of the number of chips: 3 of 6 or 12, 1 of a power of two."""
-        return self.demand.n_chips // math.gcd(self.demand.n_chips, 1 << 62)
+        return odd_part(self.demand.n_chips)
+
+    @property
+    def _room(self) -> float:
+        """The bytes of memory of all chips."""
+        return self.demand.n_chips * self.demand.chip.memory_bytes
 
     def _even(self, most: float) -> int:
         """The most rows up to so many that lie evenly on the chips: a power of two times the odd part of their number.
@@ -188,7 +212,7 @@ class _Planner:
         """The rows, as `_even` has them, whose cache takes at most half of what the weights leave of the memory where
         all is split over all chips."""
         demand, model = self.demand, self.demand.model.model
-        room = demand.n_chips * demand.chip.memory_bytes - weight_bytes(model, demand.weights)
+        room = self._room - weight_bytes(model, demand.weights)
         row = 4 * model.layers * model.attention.kv_heads * model.attention.head_dim * (demand.prompt + demand.output)
         return self._even(min(room / (2 * row), 1024.0))
 
@@ -352,19 +376,12 @@ class _Planner:
         name, chips = demand.model.name, f"{demand.n_chips} {demand.chip.name}"
         lighter = [] if demand.weights != "bf16" else ["--weights int8 halves what the weights take"]
         if isinstance(found, DiagnosticError):
-            nbytes, room = weight_bytes(demand.model.model, demand.weights), demand.chip.memory_bytes
-            enough = next((n for n in n_chips_of(demand.chip) if n > demand.n_chips and n * room > 1.1 * nbytes), None)
-            fewer = "" if demand.batch is None else ", or a smaller --batch"
-            lifts = [f"caches are smaller with a shorter --prompt or --output{fewer}"]
-            if nbytes > demand.n_chips * room:
-                lifts = [] if enough is None else [f"its weights alone want {enough} of these chips"]
             return fault(
                 "does-not-fit",
                 f"{name} does not fit on {chips} with {counted(batch, 'sequence')} of {demand.prompt + demand.output}"
                 f" positions: {found.diagnostics[0].message}",
                 NOWHERE,
-                *lifts,
-                *lighter,
+                *self._lifts(found.memory if isinstance(found, TooLargeError) else None, lighter),
             )
         phase, rows, cost, asked = (
             ("time to first token", counted(1, "prompt"), found["prefill"], demand.ttft_s)
@@ -392,6 +409,30 @@ class _Planner:
             *(lighter if most == "reading memory" else []),
             f"or ask for --{lacking} {rounded_up(cost.time_s * 1.01)}",
         )
+
+    def _lifts(self, memory: MemoryUse | None, lighter: Sequence[str]) -> Iterator[str]:
+        """What would make it fit: of weights that alone take too much other chips, else caches that are smaller; and
+        weights in fewer bits where they are enough."""
+        demand, room = self.demand, self.demand.chip.memory_bytes
+        nbytes = weight_bytes(demand.model.model, demand.weights)
+        enough = next((n for n in n_chips_of(demand.chip) if n * room > 1.1 * nbytes and n != demand.n_chips), None)
+        if nbytes > self._room:
+            if enough is not None:
+                yield f"its weights alone want {enough} of these chips"
+        elif memory is not None and memory.weights > room:
+            held = f"a chip would hold {bytes_text(memory.weights)} of weights"
+            held = f"{held}, since its sizes divide over few chips alone"
+            yield held if enough is None else f"{held}; {enough} chips may do"
+        else:
+            fewer = "" if demand.batch is None else ", or a smaller --batch"
+            yield f"caches are smaller with a shorter --prompt or --output{fewer}"
+        if memory is None or memory.peak - memory.weights / 2 <= room:
+            yield from lighter
+
+
+def odd_part(count: int) -> int:
+    """The largest odd number that divides it: 3 of 6 or 12, 1 of a power of two."""
+    return count // (count & -count)
 
 
 def halved(rows: int) -> int:
