@@ -20,9 +20,14 @@ from shardwright.models.weights import model_weights
 def model_of(text: str) -> BuiltIn:
     """The model with its size. Raises where the name is unknown, or the config at fault."""
     with located(Source(text, "")):
-        if text in built_in_names() or not (Path(text).exists() or text.endswith(".json")):
-            return built_in(text)
-        model = describe(read_config(text))
+        return named_model(text)
+
+
+def named_model(text: str) -> BuiltIn:
+    """The same, of a text that stands in a file, whose place faults get."""
+    if text in built_in_names() or not (Path(text).exists() or text.endswith(".json")):
+        return built_in(text)
+    model = describe(read_config(text))
     return BuiltIn(model.architecture, model, float(parameters_of(model)), text)
 
 

@@ -18,7 +18,7 @@ from shardwright.models.description import LearnedPositions
 from shardwright.models.layouts import PRESETS, AttentionOver
 from shardwright.models.value_types import CacheFormat
 from shardwright.prediction.fitting import weight_bytes
-from shardwright.prediction.models import torus_mesh
+from shardwright.prediction.models import named_model, torus_mesh
 from shardwright.prediction.phases import Workload
 from shardwright.prediction.programs import Deployment, Phase, Weights
 from shardwright.reproduction.csv_columns import Columns, Line, column_names, data_lines, letters, read_table
@@ -233,7 +233,7 @@ def _row(
 def _model(line: Line, name: str) -> BuiltIn:
     """PaLM 540B has its 48 heads padded to 64 on 64 chips and more (Pope et al. 2022, section 4)."""
     known = {letters(own): own for own in built_in_names()} | _MODELS
-    found = built_in(known.get(letters(name), name))
+    found = named_model(known.get(letters(name), name))
     padded = found.name == "palm-540b" and line.count("chips") >= 64
     return built_in("palm-540b-64-heads") if padded else found
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from shardwright.cost.hardware.chips import load_chip
@@ -30,6 +33,18 @@ def test_a_row_of_ones_own() -> None:
 def test_a_pipeline_of_three_stages() -> None:
     (row,) = read_rows(HEAD + "ft-pp3-tp8,mt-nlg-530b,24,a100-80g,20,8,4,total,900\n", "own.csv", "own")
     assert (row.stages, dict(row.deployment.mesh), row.n_chips) == (3, {"x": 8}, 24)
+
+
+def test_a_model_of_ones_own(tmp_path: Path) -> None:
+    """What was said of an unknown name, `or the path of a config.json`, was refused."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+        "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 64,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (row,) = read_rows(HEAD + f"x,{tmp_path}/config.json,2,h100,20,8,4,total,1\n", "own.csv", "own")
+    assert (row.model.name, row.model.model.layers) == ("LlamaForCausalLM", 2)
+    assert message(HEAD + "x,none.json,2,h100,20,8,4,total,1\n") == ("there is no such file or folder", 2)
 
 
 def test_rows_out_of_memory_are_left_out() -> None:
