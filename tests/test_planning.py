@@ -88,6 +88,15 @@ def test_time_per_token_is_met_and_binds(model: str) -> None:
     assert held.binding == "tpot"
 
 
+def test_more_rows_that_gain_nothing_lack_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the rows took too long, one and a half times as many gained nothing: `tpot` was said to bind."""
+    monkeypatch.setattr("shardwright.planning.planner._GAIN", 100.0)
+    chip = small(gigabytes=8)
+    enough = plan(model, chip, 2, 256, 64, batch=1536, seconds=2).best.tpot_s
+    held = plan(model, chip, 2, 256, 64, tpot=1.1 * enough, seconds=10)
+    assert (held.best.batch, held.binding) == (1024, "memory-bandwidth")
+
+
 def test_time_to_first_token_is_met(made: ServingPlan, model: str) -> None:
     most = made.best.ttft_s / 3
     held = plan(model, small(), 2, 256, 64, batch=64, ttft=most, seconds=3)

@@ -352,14 +352,15 @@ class _Planner:
     # ------------------------------------------------------------ what is told
 
     def _binding(self, best: ServingChoice) -> str:
-        """The binding limit: what more rows would lack; where they lack nothing, what bounds a step of decode."""
+        """The binding limit: what the next more rows lack; where they lack nothing, what bounds a step of decode."""
         if self.demand.batch is not None:
             return "batch"
         looked = [(key[1], self._looked_at(*key)[1]) for key in self.known]
         looked += [(rows, self._lacking("decode", rows)) for phase, rows in self.alone if phase == "decode"]
-        more = sorted((rows, lacking) for rows, lacking in looked if rows > best.batch and lacking is not None)
+        more = min((rows for rows, _ in looked if rows > best.batch), default=None)
+        lacking = next((lacking for rows, lacking in looked if rows == more and lacking is not None), None)
         bound = limit(best.costs["decode"])[0]
-        return more[0][1] if more else "memory-bandwidth" if bound == "memory" else bound
+        return lacking or ("memory-bandwidth" if bound == "memory" else bound)
 
     def _next(self, best: ServingChoice) -> ServingChoice | None:
         """The best of another mesh; where there is none, of other batches."""
