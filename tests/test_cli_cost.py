@@ -207,6 +207,27 @@ def test_fit(shardwright: Callable) -> None:
     assert 0.99 * left / per_position < made["longest_context"] <= left / per_position
 
 
+@pytest.mark.parametrize(
+    ("memory", "argv", "said"),
+    [
+        ("1 MB", (), ["the weights alone are more than 4096 such chips hold"]),
+        ("5 MB", (), ["too much: weights", "take another layout, or chips with more memory"]),
+        ("2 GB", ("--batch", "2", "--context", "1000000000"), ["cache", "take a smaller batch or a shorter context"]),
+        ("2 GB", ("--context", "1000000000"), ["cache", "take a shorter context"]),
+    ],
+)
+def test_what_lifts_a_model_that_fits_nowhere(
+    memory: str, argv: tuple[str, ...], said: list[str], shardwright: Callable, tmp_path: Path
+) -> None:
+    """Int8 weights, a smaller batch than one and a shorter context were advised in any case."""
+    chip = tmp_path / "chip.toml"
+    chip.write_text(chip_text("h100").replace('memory = "80 GB"', f'memory = "{memory}"'))
+    got = shardwright("fit", "llama-3-8b", "--chip", chip, *argv)
+    notes = got.err.splitlines()[1:]
+    assert (got.status, len(notes)) == (1, len(said))
+    assert all(part in note for part, note in zip(said, notes, strict=True)), notes
+
+
 @pytest.mark.parametrize(("chips", "context"), [(2, 1000), (4, 2048)])
 def test_the_largest_batch_that_fits_is_one_that_axes_may_not_divide(chips: int, context: int) -> None:
     """Under a weight-gathered layout an odd batch may take less memory than the even one before it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -110,7 +110,8 @@ def fitting(
     check_preset(layout)
     most = longest_context(model.model)
     bounded = weight_bytes(model.model, weights)
-    priced, trouble = False, None
+    priced: list[tuple[MemoryUse, Mesh]] = []
+    trouble = None
     for n in [n_chips] if n_chips is not None else n_chips_of(chip):
         if n_chips is None and n * chip.memory_bytes < bounded:
             continue
@@ -126,7 +127,7 @@ def fitting(
                 raise
             trouble = trouble or error  # the sizes do not divide over so many
             continue
-        priced = True
+        priced.append((memory, mesh))
         if n_chips is None and memory.peak > chip.memory_bytes:
             continue
 
@@ -145,13 +146,30 @@ def fitting(
         )  # fmt: skip
     if trouble is not None and not priced:
         raise trouble
-    lighter = "int8 weights, " if weights == "bf16" else ""
     raise fault(
         "does-not-fit",
         f"{model.name} does not fit on any number of {chip.name} that its sizes divide over",
         NOWHERE,
-        f"take {lighter}a smaller batch or a shorter context",
+        *_lifts(chip, weights, batch, priced),
     )
+
+
+def _lifts(chip: Chip, weights: Weights, batch: int, priced: Sequence[tuple[MemoryUse, Mesh]]) -> Iterator[str]:
+    """What takes the memory where least is lacking, and what would make it fit."""
+    room = chip.memory_bytes
+    if not priced:
+        yield f"the weights alone are more than {_MOST_CHIPS} such chips hold"
+        return
+    memory, mesh = min(priced, key=lambda each: each[0].peak)
+    yield (
+        f"the nearest is {mesh.n_chips} chips ({mesh}), {bytes_text(memory.peak - room)} too much: weights"
+        f" {bytes_text(memory.weights)}, cache {bytes_text(memory.state)}, values {bytes_text(memory.activations)}"
+    )
+    lighter = "int8 weights, " if weights == "bf16" and memory.peak - memory.weights / 2 <= room else ""
+    if memory.weights > room:
+        yield f"take {lighter}another layout, or chips with more memory"
+    else:
+        yield f"take {lighter}{'a smaller batch or ' if batch > 1 else ''}a shorter context"
 
 
 def decode_memory(deployment: Deployment, batch: int, context: int) -> MemoryUse:
