@@ -412,7 +412,7 @@ class _Planner:
         )
 
     def _lifts(self, memory: MemoryUse | None, lighter: Sequence[str]) -> Iterator[str]:
-        """What would make it fit: of weights that alone take too much other chips, else caches that are smaller; and
+        """Ways to make it fit: of weights that alone take too much other chips, else caches that are smaller; and
         weights in fewer bits where they are enough."""
         demand, room = self.demand, self.demand.chip.memory_bytes
         nbytes = weight_bytes(demand.model.model, demand.weights)

@@ -155,7 +155,7 @@ def fitting(
 
 
 def _lifts(chip: Chip, weights: Weights, batch: int, priced: Sequence[tuple[MemoryUse, Mesh]]) -> Iterator[str]:
-    """What takes the memory where least is lacking, and what would make it fit."""
+    """The parts of the memory where least is lacking, and ways to make it fit."""
     room = chip.memory_bytes
     if not priced:
         yield f"the weights alone are more than {_MOST_CHIPS} such chips hold"
