@@ -73,6 +73,44 @@ def test_a_worker_has_limits_and_goes_on_after_them() -> None:
     asyncio.run(asked())
 
 
+def loaded_of(*names: str) -> list[bool]:
+    return [name in sys.modules for name in names]
+
+
+def test_workers_begin_with_what_they_need() -> None:
+    async def asked() -> list[bool]:
+        worker = Worker()
+        try:
+            return await worker.ask(loaded_of, "numpy", "shardwright.passes.compiling.choosing")
+        finally:
+            worker.close()
+
+    assert asyncio.run(asked()) == [True, True]
+
+
+ENDED = """
+import asyncio, os, signal, time
+from shardwright.workbench.worker import Worker
+
+async def asked():
+    worker = Worker()
+    print(await worker.ask(os.getpid), await worker.ask(os.getppid), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    asyncio.run(asked())
+"""
+
+
+def test_workers_end_with_the_process_that_began_them() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDED], capture_output=True, text=True, check=False)
+    (worker, copied), end = map(int, done.stdout.split()), time.monotonic() + 60
+    assert done.returncode == -9
+    while any(Path(f"/proc/{pid}").exists() for pid in (worker, copied)):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_a_new_question_stops_the_one_before() -> None:
     async def asked() -> None:
         worker = Worker(seconds=60.0)
