@@ -138,6 +138,11 @@ ENTRY %main (p: f32[16]) -> f32[16] {
 """
 
 
+def with_line(line: str) -> str:
+    """The dump with one more instruction."""
+    return DUMP.replace("  ROOT %r", f"  {line}\n  ROOT %r")
+
+
 def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
     dump = tmp_path / "dump.txt"
     dump.write_text(DUMP)
@@ -228,6 +233,33 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
                     "the computation f is missing, which main calls",
                 ),
                 (DUMP.replace("all-gather(%p)", "call(%p), to_apply=%main"), "the computation main calls itself"),
+                (DUMP.replace("{3,7}", "{3,6}"), "r joins devices twice, or leaves some out"),
+                (DUMP.replace("[8]", "[,8]"), "g has devices in an arrangement without extents"),
+                (DUMP.replace("all-gather(%p)", "all-gather()"), "g reads 0 values, and all-gather takes 1"),
+                (DUMP.replace("dimensions={0}", "dimensions={1}"), "g speaks of dimensions that p does not have"),
+                (DUMP.replace("f32[32]{0}", "f32[32]{1}"), "g lies in an order that is not of its 1 dimensions"),
+                (DUMP.replace("f32[32]{0}", "f32[3x]{0}"), "g makes f32[3x]{0}, which is no array"),
+                (with_line("%w = f32[16]{0} while()"), "w reads 0 values, and while takes 1"),
+                (
+                    with_line("%w = f32[16]{0} get-tuple-element(%p), index=1"),
+                    "w takes member 1 of p, which has fewer",
+                ),
+                (
+                    with_line("%w = f32[] dot(%p, %p), lhs_contracting_dims={0}, rhs_contracting_dims={2}"),
+                    "w speaks of dimensions that p does not have",
+                ),
+                (
+                    with_line("%w = f32[16] fusion(%p), kind=kLoop, calls=%add"),
+                    "w reads 1 values, and add takes 2",
+                ),
+                (
+                    with_line("%w = f32[16] fusion(%p), kind=kLoop"),
+                    "w does not say which computation it is a kernel of",
+                ),
+                (
+                    with_line("%w = f32[2,2] gather(%p, %p), offset_dims={}, index_vector_dim=1"),
+                    "w has 2 dimensions, and gathers 1",
+                ),
             ]
         ),
     ],

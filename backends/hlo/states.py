@@ -330,12 +330,26 @@ def of_number(number: Number, shape: Sequence[int]) -> State:
 
 def of_sharding(text: str, shape: Sequence[int], devices: int) -> State:
     """The state of an array of this shape on each device under a sharding as HLO writes it; open if it is not read."""
-    unknown = State(whole(shape), open=frozenset({tuple(range(devices))}))
     if "replicated" in text and "devices=" not in text:
         return State(whole(shape))
+    try:
+        blocks = _blocks_of(text, devices)
+    except (ValueError, IndexError):  # numbers that arrange no devices
+        blocks = None
+    if blocks is None or blocks.shape[1] < len(shape):
+        return State(whole(shape), open=frozenset({tuple(range(devices))}))
+    names = [new_coordinate() for _ in shape]
+    starts = {
+        (names[at], tuple(int(b) * n for b in blocks[:, at])) for at, n in enumerate(shape) if blocks[:, at].any()
+    }
+    return placed([[(n, names[at], 1)] for at, n in enumerate(shape)], starts=frozenset(starts))
+
+
+def _blocks_of(text: str, devices: int) -> npt.NDArray[np.int64] | None:
+    """The block [devices, dimensions] that each device has of an array under a sharding; None if it is not read."""
     tiles = _TILES.search(text)
     if not tiles:
-        return unknown
+        return None
     extents = [int(n) for n in tiles[1].split(",")]
     if tiles[2]:
         reshape = [int(n) for n in tiles[2].split(",")]
@@ -344,13 +358,11 @@ def of_sharding(text: str, shape: Sequence[int], devices: int) -> State:
     else:
         grid = np.array([int(n) for n in tiles[4].split(",")])
     last = _LAST.search(text)
-    if grid.size != devices or (last and last[1].strip(", ") not in {"", "replicated"}):
-        return unknown
-    blocks = np.empty((devices, len(extents)), int)
+    if grid.size != devices or 0 in extents or (last and last[1].strip(", ") not in {"", "replicated"}):
+        return None
+    blocks = np.empty((devices, len(extents)), np.int64)
     blocks[grid.reshape(-1)] = np.array(np.unravel_index(np.arange(devices), extents)).T
-    names = [new_coordinate() for _ in shape]
-    starts = {(names[at], tuple(int(b) * n for b in blocks[:, at])) for at, n in enumerate(shape) if extents[at] > 1}
-    return placed([[(n, names[at], 1)] for at, n in enumerate(shape)], starts=frozenset(starts))
+    return blocks
 
 
 def shardings_of(text: str) -> list[str]:

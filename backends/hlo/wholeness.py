@@ -1,4 +1,5 @@
-"""Checks of the text of a module before it is explained: that it is whole, partitioned, and of the devices it names."""
+"""Checks of the text of a module before it is explained: that it is whole, partitioned, of the devices it names, and
+that each instruction has the operands and dimensions that it speaks of."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 
 from shardwright.backends.hlo.collectives import WORDS
 from shardwright.backends.hlo.groups import groups_of, pairs_of
-from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction
+from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction, parts_of
 
 _TO_BE_PARTITIONED = re.compile(
     r"^HloModule .*xla\.sdy\.meshes=|custom_call_target=\"(?:Sharding|SPMDFullToShardShape|xla\.sdy\.)", re.MULTILINE
@@ -15,6 +16,26 @@ _TO_BE_PARTITIONED = re.compile(
 
 _SCHEDULED = re.compile(r"^HloModule .*\bis_scheduled=true", re.MULTILINE)
 """The end of optimizations. For one device nothing is partitioned, and Shardy's meshes stay."""
+
+_LEAST_OPERANDS = {
+    "bitcast": 1, "broadcast": 1, "concatenate": 1, "conditional": 1, "convolution": 2, "copy": 1, "dot": 2,
+    "dynamic-slice": 1, "dynamic-update-slice": 2, "gather": 2, "get-tuple-element": 1, "pad": 2, "reduce": 2,
+    "reshape": 1, "reverse": 1, "scatter": 3, "slice": 1, "transpose": 1, "while": 1,
+}  # fmt: skip
+"""How many values an instruction reads at least, of those that are asked for theirs."""
+
+_WITHOUT_ARRAYS = ("(", "token", "opaque")
+"""Beginnings of types that need not hold an array."""
+
+_ARRANGED = re.compile(r"<=\[([^\]]*)\]")
+_EXTENTS = re.compile(r"[1-9]\d*(?:,[1-9]\d*)*")
+_OF_SIDES = re.compile(r"\b([lr])hs_(?:batch|contracting)_dims=\{([\d,]*)\}")
+_DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
+_ALONG = ("all-gather", "all-to-all", "reduce-scatter", "transpose")
+"""Opcodes whose `dimensions` are those of what they read."""
+
+_GATHERED = re.compile(r"\boffset_dims=\{([\d,]*)\}.*\bindex_vector_dim=(\d+)")
+_INDEX = re.compile(r"\bindex=(\d+)")
 
 _OWN_WORDS = ("constant", "parameter")
 """Opcodes whose arguments are words and numbers, and no operands."""
@@ -40,11 +61,14 @@ def _check_computation(module: HloModule, name: str, callers: tuple[str, ...], d
     _check_parameters(computation)
     for instruction in computation.instructions.values():
         _check_operands(computation, instruction)
+        _check_dimensions(computation, instruction)
         if instruction.opcode.removesuffix("-start") in WORDS:
             _check_devices(instruction, module.devices)
             continue  # what it applies to each pair of elements is not read
         for callee in instruction.called:
             _check_computation(module, callee, (*callers, name), done)
+        if instruction.opcode == "fusion":
+            _check_call(module, instruction)
     done.add(name)
 
 
@@ -60,6 +84,50 @@ def _check_operands(computation: Computation, instruction: Instruction) -> None:
     for operand in instruction.operands:
         if operand not in computation.instructions:
             raise HloError(f"{instruction.name} reads {operand}, which the text does not have")
+    least = _LEAST_OPERANDS.get(instruction.opcode, int(instruction.opcode.removesuffix("-start") in WORDS))
+    if len(instruction.operands) < least:
+        read = f"{len(instruction.operands)} value{'' if len(instruction.operands) == 1 else 's'}"
+        raise HloError(f"{instruction.name} reads {read}, and {instruction.opcode} takes {least}")
+
+
+def _check_dimensions(computation: Computation, instruction: Instruction) -> None:
+    """Checks what an instruction says of dimensions, by their numbers, and of members of tuples."""
+    arrays = instruction.arrays
+    if not arrays and not instruction.type.startswith(_WITHOUT_ARRAYS):
+        raise HloError(f"{instruction.name} makes {instruction.type or 'nothing'}, which is no array")
+    if not all(_EXTENTS.fullmatch(extents) for extents in _ARRANGED.findall(instruction.attributes)):
+        raise HloError(f"{instruction.name} has devices in an arrangement without extents")
+    for array in arrays:
+        if sorted(array.order) != list(range(len(array.extents))):
+            raise HloError(f"{instruction.name} lies in an order that is not of its {len(array.extents)} dimensions")
+    read = [computation.instructions[name] for name in instruction.operands if name in computation.instructions]
+    said: list[tuple[int, str]] = []
+    if instruction.opcode == "dot":
+        said = [("lr".index(side), numbers) for side, numbers in _OF_SIDES.findall(instruction.attributes)]
+    elif instruction.opcode.removesuffix("-start") in _ALONG:
+        said = [(0, numbers) for numbers in _DIMENSIONS.findall(instruction.attributes)]
+    for at, numbers in said:
+        rank = len(read[at].arrays[0].extents) if read[at].arrays else 0
+        if any(int(number) >= rank for number in numbers.split(",") if number):
+            raise HloError(f"{instruction.name} speaks of dimensions that {read[at].name} does not have")
+    if instruction.opcode == "gather" and (looked_up := _GATHERED.search(instruction.attributes)):
+        rank = len(read[1].arrays[0].extents) if read[1].arrays else 0
+        made = range(len(arrays[0].extents))
+        rank += len({n for n in looked_up[1].split(",") if n and int(n) in made}) - (int(looked_up[2]) < rank)
+        if rank != len(made):
+            raise HloError(f"{instruction.name} has {len(made)} dimensions, and gathers {rank}")
+    index = _INDEX.search(instruction.attributes) if instruction.opcode == "get-tuple-element" else None
+    if index is not None and int(index[1]) >= len(parts_of(read[0].type)):
+        raise HloError(f"{instruction.name} takes member {index[1]} of {read[0].name}, which has fewer")
+
+
+def _check_call(module: HloModule, instruction: Instruction) -> None:
+    if not instruction.called:
+        raise HloError(f"{instruction.name} does not say which computation it is a kernel of")
+    inner = module.computations[instruction.called[0]]
+    taken = sum(each.opcode == "parameter" for each in inner.instructions.values())
+    if taken != len(instruction.operands):
+        raise HloError(f"{instruction.name} reads {len(instruction.operands)} values, and {inner.name} takes {taken}")
 
 
 def _check_devices(instruction: Instruction, devices: int) -> None:
@@ -69,5 +137,8 @@ def _check_devices(instruction: Instruction, devices: int) -> None:
         joined = groups_of(instruction, devices)
         if not joined:
             raise HloError(f"{instruction.name} joins no devices")
-    if any(device >= devices for each in joined for device in each):
+    named = [device for each in joined for device in each]
+    if any(device >= devices for device in named):
         raise HloError(f"{instruction.name} joins devices that are not among the {devices} of the module")
+    if "source_target_pairs" not in instruction.attributes and sorted(named) != list(range(devices)):
+        raise HloError(f"{instruction.name} joins devices twice, or leaves some out")
