@@ -72,7 +72,14 @@ def is_users(file: Path) -> bool:
     return file.is_file() and "site-packages" not in file.parts and not is_own
 
 
+def _from_here(path: str) -> str:
+    """The path from the working directory on, where it lies in it: Python names files from the root on."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if here in Path(path).parents else path
+
+
 def _fault(code: str, message: str, path: str, line: int, *notes: str) -> DiagnosticError:
+    path = _from_here(path)
     source = Source(path or "trace", "")
     span = NOWHERE
     if line:

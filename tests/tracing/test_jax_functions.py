@@ -165,7 +165,7 @@ def test_faults_of_a_file_beside_which_one_stands(
     for name in ("m.py", "m.txt"):
         Path(name).write_text(text, encoding="utf-8")
     assert main(["trace", *words, "-o", "out.shard"]) != 0
-    assert capsys.readouterr().err.removeprefix(f"{tmp_path}/").startswith(said)
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
