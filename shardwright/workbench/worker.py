@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -83,10 +84,17 @@ def start_loading(*modules: str) -> Any:
 
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     forkserver.set_forkserver_preload(["shardwright.workbench.loaded", *modules])
-    forkserver.ensure_running()
+    # What is blocked here stays so in the process that is started: an interrupt from the terminal goes to all of them,
+    # and this one answers it. The tracker, once started, leaves blocked signals alone.
+    resource_tracker.ensure_running()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return multiprocessing.get_context("forkserver")
 
 

@@ -7,6 +7,7 @@ import base64
 import operator
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -109,6 +110,32 @@ def test_workers_end_with_the_process_that_began_them() -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in (worker, copied)):
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+LOADING = """
+import time
+from shardwright.workbench.worker import start_loading
+
+if __name__ == "__main__":
+    start_loading()
+    print("loading", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_an_interrupt_from_the_terminal_is_for_the_process_that_began_it() -> None:
+    """It goes to all processes of the terminal, also to the one that is still loading."""
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", LOADING], start_new_session=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        time.sleep(0.3)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
 
 
 def test_a_new_question_stops_the_one_before() -> None:
