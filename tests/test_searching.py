@@ -17,7 +17,8 @@ from shardwright.cost.hardware.chips import Chip, load_chip
 from shardwright.cost.programs.program_cost import cost_of
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.ops import AllGather
-from shardwright.ir.program import Let
+from shardwright.ir.program import Let, Program
+from shardwright.passes.compiling import found as found_module
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult
 from shardwright.passes.pipelines import parse_pipeline, run_passes
@@ -35,6 +36,51 @@ def chip(memory: float | None = None) -> Chip:
 
 def found(text: str, limit: float | None = None) -> SearchResult:
     return search(load(Source("program", text)), Objective.on(chip(limit)))
+
+
+# ---------------------------------------------------------------- the clock
+
+OPEN_BLOCK = """
+mesh x=2 y=4
+dim B=768 E=1536 F=4096
+
+func f(x: bf16 BE?, w: bf16 EF?, v: bf16 FE?) -> bf16 BE? {
+  h = x @[E] w
+  y: bf16 BE? = h @[F] v
+  return y
+}
+"""
+
+
+def test_a_program_that_was_found_is_written_and_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is then said of its proof: half a second each time for a model."""
+    written: list[Program] = []
+
+    def explicit_of(placed: Program) -> Program:
+        written.append(placed)
+        return made(placed)
+
+    made = found_module.explicit_of
+    monkeypatch.setattr(found_module, "explicit_of", explicit_of)
+    result = found(OPEN_BLOCK, 1e9)
+    assert result.but(seconds=1.0).objective_s == result.objective_s
+    assert len(written) == len(set(map(id, written)))
+
+
+def test_no_proof_is_begun_when_the_time_is_over_and_something_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables alone take seconds for a model of many axes."""
+    begun: list[object] = []
+
+    def prove(chooser: object) -> None:
+        begun.append(chooser)
+
+    monkeypatch.setattr("shardwright.passes.compiling.choosing._Chooser.prove", prove)
+    program = load(Source("program", OPEN_BLOCK))
+    hurried = search(program, Objective.on(chip(1e9)), 0.0)
+    assert hurried.fits
+    assert not begun
+    assert search(program, Objective.on(chip(1e9))).fits
+    assert begun
 
 
 # ---------------------------------------------------------------- every filling

@@ -57,6 +57,8 @@ class Descent:
     solver: Solver
     part: Solver | None = None
     solution: GraphSolution | None = None
+    first: bool = True
+    """Whether there is no choice yet, or an axis had no turn since: where one is needed, time does not end that."""
 
     def run(self, *, pairs: bool = True, halves: bool = False) -> Descent:
         """Goes down as far as it can, if wanted by pairs of axes too, and first with the axes in two groups."""
@@ -66,7 +68,7 @@ class Descent:
         single = [i for i in range(len(program.mesh)) if i not in idle and i not in axes]
         begun = self.solver.begun()
         if begun is not None:
-            self.step(Within(states=begun))
+            self.first = not self.step(Within(states=begun))
         if self.solution is None and single and axes:
             if (states := self.one_by_one(single)) is not None:
                 self.step(Within(groups, frozenset(axes), states))
@@ -74,7 +76,8 @@ class Descent:
                 self.require_each(single)
         if self.solution is not None or self.together(groups, [*single, *axes]):
             for parts in self.halves(axes, groups) if halves else ():
-                self.step(Within(parts))
+                if not self.solver.out_of_time():
+                    self.step(Within(parts))
             for size in (1, 2) if pairs else (1,):
                 self.round(list(combinations(axes, size)) if len(axes) > size else [])
         return self
@@ -187,14 +190,16 @@ class Descent:
     def round(self, blocks: Sequence[tuple[int, ...]]) -> None:
         """Each of these blocks of axes in turn, until none has found anything better since its last turn."""
         settled = 0
-        for block in list(blocks) * _ROUNDS:
+        for turn, block in enumerate(list(blocks) * _ROUNDS):
             settled = 1 if self.step(Within(free=frozenset(block), states=self.states)) else settled + 1
-            if settled >= len(blocks) or self.solver.ended():
+            self.first = self.first and turn + 1 < len(blocks)
+            if settled >= len(blocks) or (self.solver.ended() and not self.needed):
                 return
 
-    def enough(self) -> bool:
-        """Tells whether what was found has to do; before anything was found no time is too long, if it is needed."""
-        return (self.solution is not None or not self.solver.effort.needed) and self.solver.ended()
+    @property
+    def needed(self) -> bool:
+        """Tells whether time does not matter yet."""
+        return self.first and self.solver.effort.needed and not (self.solution and self.solver.limit.exhausted)
 
     def step(self, within: Within, limit: WorkLimit | None = None) -> bool:
         """Takes the best choices of a part of the problem, where they are better. Raises an `OutOfWorkError` where its
@@ -215,8 +220,9 @@ class Descent:
             return False
         within = part.problem.within
         known = self.states if within.states is None else within.states
+        ended = self.solver.out_of_time if self.solution is None else self.solver.ended
         solution = part.graph.eliminated(_ENTRIES) or part.graph.minimize(
-            part.tolerance(part.unit), _NODES, self.enough, known=lambda: part.numbered(known), patience=0
+            part.tolerance(part.unit), _NODES, ended, known=lambda: part.numbered(known), patience=0, needed=self.needed
         )
         best = 2 * FORBIDDEN if self.solution is None else self.solution.cost
         if solution.cost >= FORBIDDEN / 2 or solution.cost >= best * (1 - _LEAST):

@@ -86,10 +86,13 @@ class FactorGraph:
         known: Callable[[], tuple[int, ...] | None] = lambda: None,
         patience: int = 8,
         cutoff: float = np.inf,
+        *,
+        needed: bool = False,
     ) -> GraphSolution:
         """The least cost, proved to within `tolerance` unless `max_nodes` branches, or the time, or the limit of work,
         were not enough. Where so many branches as `patience` do not close the proof, `known` gives a good choice.
-        Choices that cost the `cutoff` or more are not told apart: once a bound reaches it any choice will do.
+        Choices that cost the `cutoff` or more are not told apart: once a bound reaches it any choice will do. Where a
+        choice is `needed`, time and work end the search only once messages have decoded to one.
 
         Deterministic: ties go to the earlier choice. `cost >= FORBIDDEN / 2` means that nothing is feasible.
         """
@@ -108,7 +111,9 @@ class FactorGraph:
             number = {variable: i for i, variable in enumerate(variables)}
             factors = [self.factors[f].over([number[v] for v in self.factors[f].variables]) for f in part]
             sizes = [self.sizes[variable] for variable in variables]
-            search = _Search(factors, sizes, each, max_nodes, out_of_time, limit or WorkLimit(), cutoff - bound)
+            search = _Search(
+                factors, sizes, each, max_nodes, out_of_time, limit or WorkLimit(), cutoff - bound, needed=needed
+            )
             found = search.run(lambda own=variables: (good := known()) and tuple(good[v] for v in own), patience)
             cost, bound, nodes = cost + found.cost, bound + found.bound, nodes + found.nodes
             for variable, chosen in zip(variables, found.choice, strict=False):
@@ -227,6 +232,8 @@ class _Search:
         out_of_time: Callable[[], bool],
         limit: WorkLimit,
         cutoff: float,
+        *,
+        needed: bool,
     ) -> None:
         self.factors = factors
         self.sizes = sizes
@@ -235,11 +242,14 @@ class _Search:
         self.out_of_time = out_of_time
         self.limit = limit
         self.cutoff = cutoff
+        self.needed = needed
         self.nodes = 0
         self.best: tuple[int, ...] = ()
         self.evaluated: list[dict[tuple[int, ...], float]] = [{} for _ in factors]
         """What choices of its variables cost each factor."""
         self.best_cost = 2 * FORBIDDEN
+        self.decoded = False
+        """Whether the best is one that messages decoded to; what a dive ends at may be dear."""
 
     def run(self, known: Callable[[], tuple[int, ...] | None], patience: int) -> GraphSolution:
         """The least cost of the factors."""
@@ -302,7 +312,9 @@ class _Search:
             self.limit.charge(problem.entries())
             pivots = self.pivots(problem, width)
             if not pivots:
+                decoded = self.decoded
                 self.consider(problem, forward=True)
+                self.decoded = decoded
                 return
             decisions.append((problem, pivots))
             width = min(2 * width, _AT_ONCE)
@@ -344,7 +356,7 @@ class _Search:
 
     def ended(self) -> bool:
         """Tells whether what was found so far has to do."""
-        return self.limit.exhausted or self.out_of_time()
+        return (self.decoded or not self.needed) and (self.limit.exhausted or self.out_of_time())
 
     def local_costs(self, problem: Remainder, variable: int) -> Costs:
         """The costs that the factors around a variable give its choices."""
@@ -372,7 +384,7 @@ class _Search:
                 known[own] = factor.evaluate(own)
             cost += known[own]
         if cost < self.best_cost:
-            self.best, self.best_cost = choice, cost
+            self.best, self.best_cost, self.decoded = choice, cost, cost < FORBIDDEN / 2
 
 
 def improved(

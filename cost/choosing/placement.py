@@ -111,6 +111,7 @@ class Solver:
         try:
             self.build()
         except OutOfWorkError:
+            self.hurry()
             return self.quickly()
         solution = self.graph.minimize(
             self.tolerance(self.unit), out_of_time=self.out_of_time, limit=self.limit, known=self.descended,
@@ -175,6 +176,11 @@ class Solver:
     def ended(self) -> bool:
         """Tells whether the time or the work that there was is over."""
         return self.limit.exhausted or self.out_of_time()
+
+    def hurry(self) -> None:
+        """Raises an `OutOfWorkError` where the time is over and a choice of all layouts is known."""
+        if self.effort.start is not None and self.problem.within.whole and self.out_of_time():
+            raise OutOfWorkError
 
     def least_bytes(self) -> float:
         """Bytes received at least, as far as the limit allows to prove it."""
@@ -282,6 +288,7 @@ class Solver:
 
     def rows(self, entry: Entry) -> tuple[list[int], NDArray[np.int64], NDArray[np.float64]] | None:
         """A table's variables, rows of layout numbers within their groups, and work; None for a tree."""
+        self.hurry()
         match entry:
             case StrategyTable():
                 columns = [
@@ -349,6 +356,7 @@ class Solver:
     ) -> list[TreeFactor]:
         """A value's movements; none where it has no uses. In a part of a problem those of many uses are each by itself,
         as if no two could share a movement."""
+        self.hurry()
         home, *uses = _tree_variables(entry) or (-1,)
         made_tree = isinstance(entry, MadeTree)
         rigid = (False,) if made_tree else tuple(stays for _, _, stays in entry.node.uses)

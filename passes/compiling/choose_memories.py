@@ -94,7 +94,7 @@ def memories_chosen(
 
     def filled(placements: Mapping[str, Placement], found: SearchResult) -> FilledMemories:
         bound = free.bound_s + least_copies_s(program, objective)
-        return FilledMemories(_filled(program, placements), replace(found, bound_s=bound))
+        return FilledMemories(_filled(program, placements), found.but(bound_s=bound))
 
     if free.peak <= limit:
         return filled(device, free)

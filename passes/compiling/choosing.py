@@ -71,11 +71,9 @@ def search(
     filled = memories_chosen(program, objective, seconds)
     copies = (Offload(),) if off_device(filled.program) else ()
     found = choose(run_passes(filled.program, (*copies, Decompose(), Cleanup())), objective, seconds, options, known)
-    bound = found.bound_s
-    if filled.found is not None:
-        bound = min(bound, filled.found.bound_s)
+    bound = found.bound_s if filled.found is None else min(found.bound_s, filled.found.bound_s)
     closed = found.status == "optimal" and bound >= found.objective_s * (1 - ENOUGH)
-    return replace(found, status="optimal" if closed else "feasible", bound_s=bound)
+    return found.but(status="optimal" if closed else "feasible", bound_s=bound)
 
 
 def choose(
@@ -91,7 +89,7 @@ def choose(
     """The layouts of a program after `decompose`, as all commands choose them; without `proof` those that a few axes at
     a time find. Where something moves at the edges of functions that counts, unless `edges` are "digits". Raises as
     `search`."""
-    end = time.monotonic() + seconds
+    end = (began := time.monotonic()) + seconds
     options, problems = options or PlacementOptions(), ProgramProblems(program)
     first_limit, others_limit = WorkLimit(most_entries(program)), WorkLimit(most_entries(program))
     crowd = CrowdedMoves(program, objective)
@@ -100,15 +98,15 @@ def choose(
         wanted = replace(options, orders=orders, edges_apart=apart, moves=crowd.under(orders))
         again = bool(orders or crowd.pairs)
         left = end - time.monotonic() if again else seconds
-        given, limit = (None, others_limit) if again else (known, first_limit)
-        return _Chooser(problems, objective, left, wanted, given, limit, proof=proof, cutoff_s=cutoff).run()
+        given, limit, needed = (None, others_limit, False) if again else (known, first_limit, known is None)
+        return _Chooser(problems, objective, left, wanted, given, limit, needed, proof=proof, cutoff_s=cutoff).run()
 
     def bounded(best: SearchResult) -> SearchResult:
         if best.placement.moves_unevenly(program.mesh):
-            best = replace(best, model_s=best.objective_s)
+            best = best.but(model_s=best.objective_s)
         bound = min(best.bound_s, best.relaxed_s)
         proved = best.status == "optimal" and bound >= min(best.model_s, best.objective_s) * (1 - ENOUGH)
-        return replace(best, status="optimal" if proved else "feasible", bound_s=bound)
+        return best.but(status="optimal" if proved else "feasible", bound_s=bound)
 
     def priced(found: SearchResult) -> PricedChoice[SearchResult]:
         shared, learned = found.placement.shared_edges, crowd.learn(found.placement, found.program)
@@ -117,23 +115,25 @@ def choose(
         )
 
     first = under({})
+    chosen_at = time.monotonic()
     uneven = first.placement.moves_unevenly(program.mesh)
     if edges == "digits" or not (uneven or moves_at_edges(first.placed)):
         return bounded(first)
+    start = priced(first)
+    end -= time.monotonic() - chosen_at  # kept back, for what is found last to be written and priced
     best = best_over_orders(
-        priced(first),
+        start,
         lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
         ENOUGH,
         lambda: not proof or others_limit.exhausted or time.monotonic() > end,
     )
     return bounded(
-        replace(
-            best.choice,
+        best.choice.but(
             status="optimal" if best.bound >= best.total * (1 - ENOUGH) else "feasible",
             model_s=best.total,
             bound_s=best.bound,
             relaxed_s=math.inf,
-            seconds=time.monotonic() - end + seconds,
+            seconds=time.monotonic() - began,
         )
     )
 
@@ -147,11 +147,12 @@ class _Chooser:
         options: PlacementOptions | None,
         given: SearchResult | None,
         limit: WorkLimit,
+        needed: bool,
         *,
         proof: bool,
         cutoff_s: float,
     ) -> None:
-        self.proof, self.limit = proof, limit
+        self.proof, self.limit, self.needed = proof, limit, needed
         self.cutoff_ns = cutoff_s * NANOSECONDS
         """The time from which on choices need not be told apart."""
         self.given = [] if given is None else [given]
@@ -194,7 +195,8 @@ class _Chooser:
         if not self.proof:
             self.attempt(MemoryPrices())
             return
-        if unlimited or (self.open() and not self.price.byte_ns):
+        timely = not self.found or time.monotonic() < self.end
+        if timely and (unlimited or (self.open() and not self.price.byte_ns)):
             self.prove()
         if not unlimited and self.open():
             self.exact()
@@ -278,7 +280,7 @@ class _Chooser:
         if known not in self.known:
             self.tried.append(prices)
             self.known[known] = self.priced(
-                prices, Effort(end=self.end, proof=False, thorough=thorough, needed=not self.given)
+                prices, Effort(end=self.end, proof=False, thorough=thorough, needed=self.needed)
             )
         return self.known[known]
 
@@ -304,7 +306,7 @@ class _Chooser:
         model_s = (placement.solution.cost - spent) / NANOSECONDS
         found = SearchResult(self.objective, "feasible", placed, placement, model_s, 0.0, 0.0)
         if prices is not None and prices.live_ns:  # the cost holds the price of every value beside its time
-            found = replace(found, model_s=found.objective_s)
+            found = found.but(model_s=found.objective_s)
         self.found.append(found)
         return found
 
@@ -324,7 +326,7 @@ class _Chooser:
         limit = self.chip.memory_bytes
         large = self.attempt(MemoryPrices())
         scale = max(1.0, large.objective_s * NANOSECONDS) / limit  # some functions take no time
-        below, above, live = MemoryPrices(), MemoryPrices(scale), False
+        below, above, live = MemoryPrices(), MemoryPrices(1e7 * scale if self.late() else scale), False
         tries = _LIVE
         while not (small := self.attempt(above)).fits:
             if small.kept <= limit and not live:
@@ -429,8 +431,7 @@ class _Chooser:
         reached = best.model_s if math.isinf(self.chip.memory_bytes) else best.objective_s
         bound = max(0.0, min(self.bound_ns / NANOSECONDS, reached))
         closed = bound >= reached * (1 - ENOUGH)
-        return replace(
-            best,
+        return best.but(
             status="optimal" if closed else "feasible",
             bound_s=bound,
             relaxed_s=max(0.0, self.relaxed_ns / NANOSECONDS) if self.relaxed_ns < self.bound_ns else math.inf,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,13 @@ class SearchResult:
     def objective_s(self) -> float:
         """The predicted time of all functions, as often as they are called."""
         return sum(self.objective.count(cost.func) * cost.time_s for cost in self.costs)
+
+    def but(self, **changes: Any) -> SearchResult:
+        """The same program with another proof, or called as often as another objective says; it is not priced anew."""
+        made = replace(self, **changes)
+        for name in {"program", "costs"} & vars(self).keys():
+            vars(made)[name] = vars(self)[name]
+        return made
 
     def edges_s(self, counted: Collection[str] = ()) -> float:
         """The seconds of what moves at the edges of functions, but along dimensions that are `counted`."""

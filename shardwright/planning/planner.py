@@ -296,7 +296,7 @@ class _Planner:
             if isinstance(found, DiagnosticError):
                 return found
             # What is told is of the calls that there are, whatever they counted for.
-            found = replace(found, objective=replace(found.objective, calls=calls))
+            found = found.but(objective=replace(found.objective, calls=calls))
             made = ServingChoice(demand, found.placed.mesh, batch, prompts, found)
             phase = {"ttft": "prefill", "tpot": "decode"}.get(made.lacking() or "")
             if phase is None or counted is not calls:
@@ -307,7 +307,7 @@ class _Planner:
         known = self.known.get((self.meshes[0], batch, prompts))
         if not isinstance(known, ServingChoice):
             return None
-        return replace(known.found, objective=replace(known.found.objective, calls=calls))
+        return known.found.but(objective=replace(known.found.objective, calls=calls))
 
     def _stored_for_decode(self, program: Program, batch: int) -> Program:
         """The program whose weights lie as the layouts of decode alone have them, of rows nearest to so many."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from shardwright.cost.hardware.topology import factorizations
@@ -65,8 +64,7 @@ def best_of(found: Sequence[SearchResult], minimize: Minimize, *, complete: bool
     proved = complete and all(
         each.status == "optimal" or each.bound_s >= best.objective_s * (1 - ENOUGH) for each in found
     )
-    return replace(
-        best,
+    return best.but(
         status="optimal" if proved else "feasible",
         bound_s=best.bound_s if proved else min(bound, best.objective_s),
         seconds=sum(each.seconds for each in found),

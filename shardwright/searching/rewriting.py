@@ -99,7 +99,7 @@ def search_rewrites(
         if loops:
             rewrite = ", then ".join(filter(None, (rewrite, loops)))
             tried.append(TriedRewrite(rewrite, best))
-    return RewriteSearchResult(replace(best, seconds=time.monotonic() - began), program, rewrite, tuple(tried))
+    return RewriteSearchResult(best.but(seconds=time.monotonic() - began), program, rewrite, tuple(tried))
 
 
 def _after(load: Callable[[Mapping[str, int]], Program], text: str) -> Callable[[Mapping[str, int]], Program]:
@@ -162,4 +162,4 @@ def with_loops(found: SearchResult) -> tuple[SearchResult, str]:
     if not texts:
         return found, ""
     looped = replace(found, status="feasible", rewritten=made)
-    return replace(looped, bound_s=min(found.bound_s / 2, looped.objective_s)), ",".join(texts)
+    return looped.but(bound_s=min(found.bound_s / 2, looped.objective_s)), ",".join(texts)

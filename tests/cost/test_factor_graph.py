@@ -124,6 +124,18 @@ def test_a_first_choice_is_found_where_little_goes_together() -> None:
     assert len(found) > 50
 
 
+def test_a_needed_choice_ends_the_search_once_time_is_over() -> None:
+    """Where time is over from the start: without it there is none, and with it the first that messages decode to."""
+    for seed in range(20):
+        graph = with_a_way(seed)
+        least = graph.minimize(0.25)
+        assert graph.minimize(0.25, 30, lambda: True).nodes <= 1
+        found = graph.minimize(0.25, 30, lambda: True, needed=True)
+        assert found.nodes <= least.nodes
+        assert found.bound <= least.cost <= found.cost
+        assert found.cost < FORBIDDEN / 2 or least.cost >= FORBIDDEN / 2
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_what_cannot_be_takes_nothing_from_the_bound(seed: int) -> None:
     """Costs that differ by a millionth of a byte are told apart beside moves that are forbidden."""
