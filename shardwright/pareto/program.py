@@ -11,7 +11,7 @@ from shardwright.pareto.configurations import Configuration, Sweep, stores_alike
 from shardwright.pareto.frontier import described
 from shardwright.pareto.pricing import Point
 from shardwright.pareto.store import identity_of
-from shardwright.prediction.programs import positions, wanted_program
+from shardwright.prediction.programs import UNCHANGED, positions, wanted_program
 
 
 def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configuration, Point]]) -> str:
@@ -46,11 +46,15 @@ def chosen_program(sweep: Sweep, chosen: Point, priced: Sequence[tuple[Configura
     lines = [f"# Chosen for {sweep.chip.name}: {described(chosen)}."]
     if not one.looped and any(layout.startswith("wg") for layout in (decode, prefill)):
         lines.append("# Weights are gathered a layer ahead: opt --passes gather-ahead, after all others.")
+    passes = wanted_program(where, one.phase, one.batch, sweep.length(one.phase)).passes
     if where.weights != "bf16":
-        passes = wanted_program(where, one.phase, one.batch, sweep.length(one.phase)).passes
         lines.append(f"# Weights are stored in {where.weights}: shardwright opt FILE --passes {passes}")
         loading = f"shardwright generate CHECKPOINT --decode-layout FILE --weights {where.weights}"
         lines.append(f"# shows them, and {loading} loads them so.")
+    elif passes != UNCHANGED:
+        lines.append(
+            f"# Projections of one input are priced as one: shardwright opt FILE --passes {passes} packs them."
+        )
     return "\n".join(lines) + "\n\n" + model_program(where.model, request)[0]
 
 

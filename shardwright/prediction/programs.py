@@ -51,6 +51,9 @@ rather than into B and L."""
 _STANDARD: Mapping[int, Sequence[Sequence[int]]] = {1: [(8,)], 2: [(4, 4)], 3: [(4, 4, 4), (8, 4, 4), (2, 2, 2)]}
 """Sizes of the axes that layouts are chosen for, by how many axes there are: the first that a layout fits alike."""
 
+UNCHANGED: Final = "cleanup"
+"""The passes of a program that is compiled as it is written."""
+
 SHIPPED: Final = Path(__file__).parent / "compiled.zip"
 """Explicit programs of published rows and figures; `bench/compile_published.py` writes them."""
 
@@ -175,7 +178,7 @@ def _wanted(deployment: Deployment, phase: Phase, batch: int, length: int, *, pa
         decomposed=deployment.decomposed, cache_format=deployment.cache_format, experts=deployment.experts,
         expert_capacity=deployment.expert_capacity,
     )  # fmt: skip
-    passes = ",".join(filter(None, ("fuse-parallel-block" if packed else "", FORMATS[deployment.weights]))) or "cleanup"
+    passes = ",".join(filter(None, ("fuse-parallel-block" if packed else "", FORMATS[deployment.weights]))) or UNCHANGED
     shape = "x".join(str(size) for size in mesh.values())
     named = [model.architecture, phase, deployment.layout, deployment.attention, deployment.weights, shape, f"b{batch}"]
     if deployment.cache_format is not None:

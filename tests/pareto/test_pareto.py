@@ -7,6 +7,7 @@ import io
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -40,7 +41,7 @@ from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_pa
 from shardwright.prediction.fitting import n_chips_of
 from shardwright.prediction.generation import generation_cost
 from shardwright.prediction.phases import Workload, demands, phase_cost
-from shardwright.prediction.programs import phase_program, wanted_program
+from shardwright.prediction.programs import Weights, phase_program, wanted_program
 
 TPU = load_chip("tpu-v4")
 SMALL = Sweep(
@@ -285,6 +286,23 @@ def test_the_program_of_a_generation_takes_as_long_as_its_point_says(tmp_path: P
     passes = (*parse_pipeline("fuse-parallel-block"), *explicit_passes(Place(objective="bytes")))
     made = run_passes(load(Source("<chosen>", text)), passes)
     assert generation_cost(made, partial(cost_of, chip=TPU), 64).time_s == pytest.approx(best.latency_s, rel=0.02)
+
+
+@pytest.mark.parametrize("weights", ["bf16", "int8"])
+def test_a_program_takes_no_longer_than_its_point_says_after_the_passes_that_it_names(
+    tmp_path: Path, weights: Weights
+) -> None:
+    """On the chip, for which what a preset leaves open is chosen by time: less than by bytes, as points have it."""
+    sweep = replace(
+        GENERATION, layouts=("ws2d",), attention=("head",), weights=(weights,), phases=("prefill",), together=False
+    )
+    priced = sweep_points(sweep, store=PointStore(tmp_path / "points.jsonl")).priced
+    [(_, chosen)] = priced
+    text = chosen_program(sweep, chosen, priced)
+    [named] = re.findall(r"opt FILE --passes (\S+)", text)
+    passes = (*parse_pipeline(named), *explicit_passes(Place(chip=TPU.name)))
+    made = run_passes(load(Source("<chosen>", text)), passes)
+    assert cost_of(made, made.func("prefill"), TPU).time_s < 1.01 * chosen.latency_s
 
 
 # ---------------------------------------------------------------- what is drawn
