@@ -58,7 +58,8 @@ class Descent:
     part: Solver | None = None
     solution: GraphSolution | None = None
     first: bool = True
-    """Whether there is no choice yet, or an axis had no turn since: where one is needed, time does not end that."""
+    """Whether there is no choice yet, or one in time and an axis has had no turn since: where one is needed, time does
+    not end that."""
 
     def run(self, *, pairs: bool = True, halves: bool = False) -> Descent:
         """Goes down as far as it can, if wanted by pairs of axes too, and first with the axes in two groups."""
@@ -75,6 +76,7 @@ class Descent:
             else:
                 self.require_each(single)
         if self.solution is not None or self.together(groups, [*single, *axes]):
+            self.first = self.first and not self.solver.out_of_time()
             for parts in self.halves(axes, groups) if halves else ():
                 if not self.solver.out_of_time():
                     self.step(Within(parts))
@@ -191,6 +193,8 @@ class Descent:
         """Each of these blocks of axes in turn, until none has found anything better since its last turn."""
         settled = 0
         for turn, block in enumerate(list(blocks) * _ROUNDS):
+            if self.solver.out_of_time() and not self.needed:
+                return
             settled = 1 if self.step(Within(free=frozenset(block), states=self.states)) else settled + 1
             self.first = self.first and turn + 1 < len(blocks)
             if settled >= len(blocks) or (self.solver.ended() and not self.needed):
