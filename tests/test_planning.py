@@ -33,6 +33,7 @@ from shardwright.planning import (
     plan_meshes,
     serving_program,
 )
+from shardwright.planning.page import page
 from shardwright.planning.planner import halved, rounded_up
 from shardwright.prediction.models import active_parameters, model_of
 
@@ -261,6 +262,12 @@ def test_the_meshes_that_are_tried(chip: str, chips: int, kv_heads: int, first: 
     assert all(mesh.n_chips == chips for mesh in meshes)
     alike = [tuple(sorted(size for _, size in mesh.items() if size > 1)) for mesh in meshes]
     assert len(set(alike)) == len(alike) <= 4
+
+
+def test_the_page_counts_one_of_each(made: ServingPlan) -> None:
+    demand = replace(made.best.demand, prompt=1, output=1)
+    said = page(replace(made, best=replace(made.best, demand=demand)))
+    assert said.splitlines()[0].endswith("; prompts of 1 token, 1 new one")
 
 
 def test_the_page_and_its_program(

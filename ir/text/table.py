@@ -30,3 +30,8 @@ def bytes_text(nbytes: float) -> str:
         if to_three_digits(nbytes) >= size:
             return f"{to_three_digits(nbytes / size):g} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def counted(count: int, noun: str) -> str:
+    """So many of them in words: `1 chip`, `8 chips`."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.movements.movement import duration_text
-from shardwright.ir.text.table import bytes_text, text_table
-from shardwright.planning.serving import ServingChoice, ServingDemand, ServingPlan, counted, limit
+from shardwright.ir.text.table import bytes_text, counted, text_table
+from shardwright.planning.serving import ServingChoice, ServingDemand, ServingPlan, limit
 from shardwright.prediction.models import beyond_positions
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def page(made: ServingPlan, written: str | None = None, chip: str | None = None)
     peak = max(best.found.costs, key=lambda cost: cost.memory.peak)
     lines = [
         f"{demand.model.name} on {demand.n_chips} {demand.chip.name}, mesh {best.mesh}, {demand.weights} weights;"
-        f" prompts of {demand.prompt} tokens, {demand.output} new ones",
+        f" prompts of {counted(demand.prompt, 'token')}, {counted(demand.output, 'new one')}",
         "",
         *_figures(
             ("tokens per second", f"{best.tokens_per_s:.4g} in all, {best.tokens_per_s / demand.n_chips:.4g} a chip"),

@@ -20,7 +20,7 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, 
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.settings import require_count
-from shardwright.ir.text.table import bytes_text
+from shardwright.ir.text.table import bytes_text, counted
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult, TooLargeError
@@ -29,7 +29,6 @@ from shardwright.planning.serving import (
     ServingDemand,
     ServingPlan,
     calls_of_a_round,
-    counted,
     limit,
     serving_program,
 )

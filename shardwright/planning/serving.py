@@ -164,10 +164,6 @@ def _network(topology: Topology, axes: Sequence[str]) -> str:
     return f"links along {' '.join(axes)}"
 
 
-def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
 def calls_of_a_round(batch: int, prompts: int, output: int) -> dict[str, float]:
     """How often each function is called until every row of decode is filled once and has given all its tokens, of
     which the first comes from prefill; decode at least once."""

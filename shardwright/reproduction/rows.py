@@ -13,6 +13,7 @@ from typing import NamedTuple
 from shardwright.cost.hardware.chips import Chip, chip_names, load_chip
 from shardwright.cost.hardware.networks import Torus
 from shardwright.ir.diagnostics import NOWHERE, Source, Span, fault, located
+from shardwright.ir.text.table import counted
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.description import LearnedPositions
 from shardwright.models.layouts import PRESETS, AttentionOver
@@ -56,7 +57,7 @@ _PHASES: Mapping[str, tuple[Phase, ...]] = {
 _MODELS = {"megatron530b": "mt-nlg-530b", "mtnlg": "mt-nlg-530b", "megatronturingnlg530b": "mt-nlg-530b"}
 """What else models are called, in letters and digits."""
 
-_NOT_MEASURED = ("oom", "-", "n/a", "nan")
+_NOT_MEASURED = ("oom", "-", "n/a")
 _PALM = ("palm-8b", "palm-62b", "palm-540b")
 
 
@@ -219,7 +220,7 @@ def _row(
         raise fault("bad-row", f"{found}, and {chips} {chip.name} hold {there / 1e9:.0f} GB", line.span, note)
     decomposed, cache = line.choice("attention", _DECOMPOSED, "products"), line.choice("cache", _CACHES, "bf16")
     deployment = Deployment(model.model, mesh, preset, attention, weights, decomposed, cache)
-    told = f"{chips} chips, batch {workload.batch}"
+    told = f"{counted(chips, 'chip')}, batch {workload.batch}"
     if line.text("ffn_layout"):
         told += f", {preset}, {attention}, {weights}"
     phase = "total" if len(phases) > 1 else "".join(phases)

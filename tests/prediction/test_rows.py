@@ -30,6 +30,11 @@ def test_a_row_of_ones_own() -> None:
     assert (row.workload.prompt, row.workload.generated, row.tokens) == (128, 8, 32 * 136)
 
 
+def test_a_row_of_one_chip_is_told_so() -> None:
+    (row,) = read_rows(HEAD + "mine,llama-3-8b,1,h100,128,8,32,total,500\n", "own.csv", "own")
+    assert "llama-3-8b 1 chip, batch 32" in row.name
+
+
 def test_a_pipeline_of_three_stages() -> None:
     (row,) = read_rows(HEAD + "ft-pp3-tp8,mt-nlg-530b,24,a100-80g,20,8,4,total,900\n", "own.csv", "own")
     assert (row.stages, dict(row.deployment.mesh), row.n_chips) == (3, {"x": 8}, 24)
@@ -56,6 +61,10 @@ def test_nonsense_is_refused_with_its_line() -> None:
     assert message("a,b\n1,2\n") == ("the columns a,b are those of no known table", 1)
     assert message(HEAD + "x,palm-8b,8\n") == ("3 values in 9 columns", 2)
     assert message(HEAD + "x,palm-8b,8,tpu-v4,20,8,4,total,-1\n") == ("time_ms is '-1', and must be a time above 0", 2)
+    assert message(HEAD + "x,palm-8b,8,tpu-v4,20,8,4,total,nan\n") == (
+        "time_ms is 'nan', and must be a time above 0",
+        2,
+    )
     assert message(HEAD + "x,palm-8b,8,tpu-v4,20,8,0,total,1\n") == (
         "batch is '0', and must be a whole number from 1 up",
         2,
