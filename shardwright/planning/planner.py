@@ -123,12 +123,13 @@ class _Planner:
     def plan(self) -> ServingPlan:
         self._begin_where_it_fits()
         best = first = self._first(self.meshes[0])
-        elsewhere = [(mesh, first.batch, first.prompts) for mesh in self.meshes[1:]]
-        nearby = [(first.mesh, first.batch, prompts) for prompts in (halved(first.prompts), 2 * first.prompts)]
-        for key in (*elsewhere, *nearby):
-            timely = self._left() > 0 and (key in elsewhere or not elsewhere)
-            if timely or (key in nearby and self._next(best) is None):
-                best = max(best, self.at(*key) or best, key=_worth)
+        for mesh in self.meshes[1:]:
+            if self._left() > 0:
+                best = max(best, self.at(mesh, first.batch, first.prompts) or best, key=_worth)
+        found = best
+        for prompts in (min(2 * found.prompts, found.batch), halved(found.prompts)):  # the first are rounded down
+            if best is found and (self._left() > 0 or self._next(best) is None):
+                best = max(best, self.at(found.mesh, found.batch, prompts) or best, key=_worth)
         best = self._settled(best)
         return ServingPlan(best, self._binding(best), self._next(best))
 
