@@ -15,4 +15,3 @@ func f(a: BE_x, w: EF?) -> BF? {
 """A small program."""
 
 EXAMINED = examine(Source("loaded", TEXT))
-assert EXAMINED.explicit is not None

@@ -25,6 +25,7 @@ from shardwright.workbench.examine import ExamineSettings
 from shardwright.workbench.explorer import first_text, serve
 from shardwright.workbench.guard import Guard
 from shardwright.workbench.links import from_link, to_link
+from shardwright.workbench.loaded import EXAMINED
 from shardwright.workbench.page import same_lines
 from shardwright.workbench.worker import SupersededError, Worker
 
@@ -87,6 +88,7 @@ def test_workers_begin_with_what_they_need() -> None:
             worker.close()
 
     assert asyncio.run(asked()) == [True, True]
+    assert EXAMINED.explicit is not None
 
 
 ENDED = """
