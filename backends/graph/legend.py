@@ -23,6 +23,7 @@ from shardwright.backends.graph.palette import (
     Look,
 )
 from shardwright.ir.program import Func, Program
+from shardwright.ir.text.table import counted
 
 _ORDER = (INPUT, RESULT, WEIGHT, STATE, COMPUTE, SMALL, CARRIED, *MOVEMENTS.values())
 _COLUMNS = 4
@@ -51,8 +52,8 @@ class Tally:
 def head_label(title: str, program: Program, funcs: Sequence[Func], tally: Tally) -> str:
     """The label of the whole picture."""
     rows = [f'<TR><TD ALIGN="LEFT">{font(f"<B>{escaped(shortened(title))}</B>", size=15, colour=INK)}</TD></TR>']
-    chips = program.mesh.n_chips
-    mesh = f"mesh {program.mesh}   ({chips} chip{'' if chips == 1 else 's'})" if len(program.mesh) else "one chip"
+    chips = counted(program.mesh.n_chips, "chip")
+    mesh = f"mesh {program.mesh}   ({chips})" if len(program.mesh) else "one chip"
     rows.append(_line(font(escaped(mesh), size=10, colour=LINE)))
     used = _dims_of(program, funcs)
     rows.extend(

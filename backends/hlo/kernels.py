@@ -13,7 +13,6 @@ from shardwright.backends.hlo.module import Computation, HloModule, Instruction,
 from shardwright.backends.hlo.trips import trips_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_INDEX = re.compile(r"\bindex=(\d+)")
 _STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"(\d+)","bytes_accessed":"(\d+)"')
 _CUBLAS = 'custom_call_target="__cublas$'
 _DIMS = re.compile(r'\b(lhs|rhs)_(batch|contracting)_dim(?:ension)?s"?[=:][{\[]([\d",]+)')
@@ -226,7 +225,7 @@ def _writes(
     ]
     users = computation.users(root.name)
     parted = root.type.startswith("(") and all(user.opcode == "get-tuple-element" for user in users)
-    taken = [int(index[1]) for user in users if parted and (index := _INDEX.search(user.attributes))]
+    taken = [user.index for user in users if parted and user.index is not None]
     made = parts_of(root.type)[1] if root.opcode == "fusion-start" else root.type  # between what it reads and a token
     for number, whole in enumerate(traffic_of(made)):
         if not taken or number in taken:

@@ -23,6 +23,7 @@ _CALLED = re.compile(
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _SOURCE = re.compile(r'\bsource_file="([^"]*)"(?:\s+source_line=(\d+))?')
+_INDEX = re.compile(r"\bindex=(\d+)")
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 _TABLE = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ .*\n?)*)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)=(\d+)")
@@ -85,6 +86,12 @@ class Instruction:
     def arrays(self) -> tuple[Array, ...]:
         """The arrays of its result, those of tuples in order."""
         return arrays_in(self.type)
+
+    @cached_property
+    def index(self) -> int | None:
+        """The member of a tuple that it takes, by its number; None where it does not say."""
+        found = _INDEX.search(self.attributes)
+        return int(found[1]) if found else None
 
     @property
     def op_name(self) -> str:

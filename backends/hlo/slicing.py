@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from shardwright.backends.hlo.module import Computation, Instruction
 
 _TRANSPARENT = ("bitcast", "reshape", "copy", "convert", "transpose")
-_INDEX = re.compile(r"\bindex=(\d+)")
 _ROOT = object()
 """Stands for a value that a computation returns."""
 
@@ -24,8 +22,7 @@ def is_sliced(
     results = [(reduced.name, sizes[0])]
     if reduced.type.startswith("("):
         users = computation.users(reduced.name)
-        taken = [(user.name, _INDEX.search(user.attributes)) for user in users]
-        results = [(name, sizes[int(index[1])]) for name, index in taken if index]
+        results = [(user.name, sizes[user.index]) for user in users if user.index is not None]
         if len(results) < len(users):
             return False
     for name, whole in results:

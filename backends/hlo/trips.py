@@ -10,7 +10,6 @@ from typing import Any
 from shardwright.backends.hlo.module import Computation, HloModule, Instruction
 
 _KNOWN = re.compile(r'"?known_trip_count"?:\{"?n"?:"?(\d+)"?\}')
-_INDEX = re.compile(r"\bindex=(\d+)")
 _DIRECTION = re.compile(r"\bdirection=(\w+)")
 _WHOLE = re.compile(r"([su])(\d+)\[")
 _MOST_TRIPS = 1 << 16
@@ -56,7 +55,7 @@ def trips_of(module: HloModule, caller: Computation, loop: Instruction) -> int |
     if condition is None or body is None:
         return None
     state = Evaluation(module, caller, ()).value(loop.operands[0])
-    read = {int(index) for i in condition.instructions.values() for index in _INDEX.findall(i.attributes)}
+    read = {i.index for i in condition.instructions.values() if i.index is not None}
     for trip in range(_MOST_TRIPS):
         goes_on = Evaluation(module, condition, (state,)).value(condition.root.name)
         if not isinstance(goes_on, int) or body.root.opcode != "tuple":
@@ -118,8 +117,8 @@ class Evaluation:
         if opcode == "tuple":
             return tuple(operands)
         if opcode == "get-tuple-element":
-            whole, index = operands[0], _INDEX.search(instruction.attributes)
-            return whole[int(index[1])] if isinstance(whole, tuple) and index else None
+            whole, index = operands[0], instruction.index
+            return whole[index] if isinstance(whole, tuple) and index is not None else None
         if opcode in _SAME:
             same = operands[0] if operands else None
             return _held(same, instruction.type, same) if opcode == "convert" and isinstance(same, int) else same

@@ -8,6 +8,7 @@ import re
 from shardwright.backends.hlo.collectives import WORDS
 from shardwright.backends.hlo.groups import groups_of, pairs_of
 from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction, parts_of
+from shardwright.ir.text.table import counted
 
 _TO_BE_PARTITIONED = re.compile(
     r"^HloModule .*xla\.sdy\.meshes=|custom_call_target=\"(?:Sharding|SPMDFullToShardShape|xla\.sdy\.)", re.MULTILINE
@@ -35,7 +36,6 @@ _ALONG = ("all-gather", "all-to-all", "reduce-scatter", "transpose")
 """Opcodes whose `dimensions` are those of what they read."""
 
 _GATHERED = re.compile(r"\boffset_dims=\{([\d,]*)\}.*\bindex_vector_dim=(\d+)")
-_INDEX = re.compile(r"\bindex=(\d+)")
 
 _OWN_WORDS = ("constant", "parameter")
 """Opcodes whose arguments are words and numbers, and no operands."""
@@ -61,7 +61,8 @@ def _check_computation(module: HloModule, name: str, callers: tuple[str, ...], d
     _check_parameters(computation)
     for instruction in computation.instructions.values():
         _check_operands(computation, instruction)
-        _check_dimensions(computation, instruction)
+        _check_type(instruction)
+        _check_numbers(computation, instruction)
         if instruction.opcode.removesuffix("-start") in WORDS:
             _check_devices(instruction, module.devices)
             continue  # what it applies to each pair of elements is not read
@@ -86,20 +87,23 @@ def _check_operands(computation: Computation, instruction: Instruction) -> None:
             raise HloError(f"{instruction.name} reads {operand}, which the text does not have")
     least = _LEAST_OPERANDS.get(instruction.opcode, int(instruction.opcode.removesuffix("-start") in WORDS))
     if len(instruction.operands) < least:
-        read = f"{len(instruction.operands)} value{'' if len(instruction.operands) == 1 else 's'}"
+        read = counted(len(instruction.operands), "value")
         raise HloError(f"{instruction.name} reads {read}, and {instruction.opcode} takes {least}")
 
 
-def _check_dimensions(computation: Computation, instruction: Instruction) -> None:
-    """Checks what an instruction says of dimensions, by their numbers, and of members of tuples."""
-    arrays = instruction.arrays
-    if not arrays and not instruction.type.startswith(_WITHOUT_ARRAYS):
+def _check_type(instruction: Instruction) -> None:
+    """Checks that a result is an array, or need not be one, and that arrays lie in an order of their dimensions."""
+    if not instruction.arrays and not instruction.type.startswith(_WITHOUT_ARRAYS):
         raise HloError(f"{instruction.name} makes {instruction.type or 'nothing'}, which is no array")
-    if not all(_EXTENTS.fullmatch(extents) for extents in _ARRANGED.findall(instruction.attributes)):
-        raise HloError(f"{instruction.name} has devices in an arrangement without extents")
-    for array in arrays:
+    for array in instruction.arrays:
         if sorted(array.order) != list(range(len(array.extents))):
             raise HloError(f"{instruction.name} lies in an order that is not of its {len(array.extents)} dimensions")
+
+
+def _check_numbers(computation: Computation, instruction: Instruction) -> None:
+    """Checks the numbers by which an instruction speaks of devices, dimensions of what it reads, members of tuples."""
+    if not all(_EXTENTS.fullmatch(extents) for extents in _ARRANGED.findall(instruction.attributes)):
+        raise HloError(f"{instruction.name} has devices in an arrangement without extents")
     read = [computation.instructions[name] for name in instruction.operands if name in computation.instructions]
     said: list[tuple[int, str]] = []
     if instruction.opcode == "dot":
@@ -107,18 +111,20 @@ def _check_dimensions(computation: Computation, instruction: Instruction) -> Non
     elif instruction.opcode.removesuffix("-start") in _ALONG:
         said = [(0, numbers) for numbers in _DIMENSIONS.findall(instruction.attributes)]
     for at, numbers in said:
-        rank = len(read[at].arrays[0].extents) if read[at].arrays else 0
-        if any(int(number) >= rank for number in numbers.split(",") if number):
+        if any(int(number) >= _rank(read[at]) for number in numbers.split(",") if number):
             raise HloError(f"{instruction.name} speaks of dimensions that {read[at].name} does not have")
     if instruction.opcode == "gather" and (looked_up := _GATHERED.search(instruction.attributes)):
-        rank = len(read[1].arrays[0].extents) if read[1].arrays else 0
-        made = range(len(arrays[0].extents))
+        rank, made = _rank(read[1]), range(_rank(instruction))
         rank += len({n for n in looked_up[1].split(",") if n and int(n) in made}) - (int(looked_up[2]) < rank)
         if rank != len(made):
             raise HloError(f"{instruction.name} has {len(made)} dimensions, and gathers {rank}")
-    index = _INDEX.search(instruction.attributes) if instruction.opcode == "get-tuple-element" else None
-    if index is not None and int(index[1]) >= len(parts_of(read[0].type)):
-        raise HloError(f"{instruction.name} takes member {index[1]} of {read[0].name}, which has fewer")
+    index = instruction.index if instruction.opcode == "get-tuple-element" else None
+    if index is not None and index >= len(parts_of(read[0].type)):
+        raise HloError(f"{instruction.name} takes member {index} of {read[0].name}, which has fewer")
+
+
+def _rank(instruction: Instruction) -> int:
+    return len(instruction.arrays[0].extents) if instruction.arrays else 0
 
 
 def _check_call(module: HloModule, instruction: Instruction) -> None:
@@ -127,7 +133,8 @@ def _check_call(module: HloModule, instruction: Instruction) -> None:
     inner = module.computations[instruction.called[0]]
     taken = sum(each.opcode == "parameter" for each in inner.instructions.values())
     if taken != len(instruction.operands):
-        raise HloError(f"{instruction.name} reads {len(instruction.operands)} values, and {inner.name} takes {taken}")
+        read = counted(len(instruction.operands), "value")
+        raise HloError(f"{instruction.name} reads {read}, and {inner.name} takes {taken}")
 
 
 def _check_devices(instruction: Instruction, devices: int) -> None:
