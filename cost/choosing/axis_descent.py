@@ -58,8 +58,8 @@ class Descent:
     part: Solver | None = None
     solution: GraphSolution | None = None
     first: bool = True
-    """Whether there is no choice yet, or one in time and an axis has had no turn since: where one is needed, time does
-    not end that."""
+    """True until there is a choice and, where it came in time, an axis had a turn: time does not end this part where a
+    choice is needed."""
 
     def run(self, *, pairs: bool = True, halves: bool = False) -> Descent:
         """Goes down as far as it can, if wanted by pairs of axes too, and first with the axes in two groups."""

@@ -248,8 +248,8 @@ class _Search:
         self.evaluated: list[dict[tuple[int, ...], float]] = [{} for _ in factors]
         """What choices of its variables cost each factor."""
         self.best_cost = 2 * FORBIDDEN
-        self.decoded = False
-        """Whether the best is one that messages decoded to; what a dive ends at may be dear."""
+        self.dived = False
+        """True where a dive ended at the best choice, which may be dear."""
 
     def run(self, known: Callable[[], tuple[int, ...] | None], patience: int) -> GraphSolution:
         """The least cost of the factors."""
@@ -312,9 +312,7 @@ class _Search:
             self.limit.charge(problem.entries())
             pivots = self.pivots(problem, width)
             if not pivots:
-                decoded = self.decoded
-                self.consider(problem, forward=True)
-                self.decoded = decoded
+                self.keep(problem.decode(forward=True), dived=True)
                 return
             decisions.append((problem, pivots))
             width = min(2 * width, _AT_ONCE)
@@ -356,7 +354,8 @@ class _Search:
 
     def ended(self) -> bool:
         """Tells whether what was found so far has to do."""
-        return (self.decoded or not self.needed) and (self.limit.exhausted or self.out_of_time())
+        found = self.best_cost < FORBIDDEN / 2 and not self.dived
+        return (found or not self.needed) and (self.limit.exhausted or self.out_of_time())
 
     def local_costs(self, problem: Remainder, variable: int) -> Costs:
         """The costs that the factors around a variable give its choices."""
@@ -375,7 +374,7 @@ class _Search:
         if choice != self.best:
             self.keep(choice)
 
-    def keep(self, choice: tuple[int, ...]) -> None:
+    def keep(self, choice: tuple[int, ...], *, dived: bool = False) -> None:
         """Keeps a choice if it is better than the best."""
         cost = 0.0
         for factor, known in zip(self.factors, self.evaluated, strict=True):
@@ -384,7 +383,7 @@ class _Search:
                 known[own] = factor.evaluate(own)
             cost += known[own]
         if cost < self.best_cost:
-            self.best, self.best_cost, self.decoded = choice, cost, cost < FORBIDDEN / 2
+            self.best, self.best_cost, self.dived = choice, cost, dived
 
 
 def improved(

@@ -43,6 +43,9 @@ _FOR_PROOF = 0.9
 _ROUNDS = 4
 """Of prices for memory, each half as far from the best as the one before."""
 
+_DEAREST = 1e7
+"""The price of memory beyond which nothing takes less: so many times the time of the fastest, for all of a chip's."""
+
 _LIVE = 2
 """How often activations are made dearer before that is left to the integer program."""
 
@@ -99,7 +102,9 @@ def choose(
         again = bool(orders or crowd.pairs)
         left = end - time.monotonic() if again else seconds
         given, limit, needed = (None, others_limit, False) if again else (known, first_limit, known is None)
-        return _Chooser(problems, objective, left, wanted, given, limit, needed, proof=proof, cutoff_s=cutoff).run()
+        return _Chooser(
+            problems, objective, left, wanted, given, limit, needed=needed, proof=proof, cutoff_s=cutoff
+        ).run()
 
     def bounded(best: SearchResult) -> SearchResult:
         if best.placement.moves_unevenly(program.mesh):
@@ -147,8 +152,8 @@ class _Chooser:
         options: PlacementOptions | None,
         given: SearchResult | None,
         limit: WorkLimit,
-        needed: bool,
         *,
+        needed: bool,
         proof: bool,
         cutoff_s: float,
     ) -> None:
@@ -326,16 +331,16 @@ class _Chooser:
         limit = self.chip.memory_bytes
         large = self.attempt(MemoryPrices())
         scale = max(1.0, large.objective_s * NANOSECONDS) / limit  # some functions take no time
-        below, above, live = MemoryPrices(), MemoryPrices(1e7 * scale if self.late() else scale), False
+        below, above, live = MemoryPrices(), MemoryPrices(_DEAREST * scale if self.late() else scale), False
         tries = _LIVE
         while not (small := self.attempt(above)).fits:
             if small.kept <= limit and not live:
                 live = True
             else:
                 tries -= live
-                if not tries or above.byte_ns > 1e6 * scale:
+                if not tries or above.byte_ns > _DEAREST / 10 * scale:
                     return
-                dearer = 1e7 * scale if self.late() else above.byte_ns * 8
+                dearer = _DEAREST * scale if self.late() else above.byte_ns * 8
                 below, large, above = above, small, MemoryPrices(dearer)
             above = MemoryPrices(above.byte_ns, above.byte_ns if live else 0.0)
         if live:
