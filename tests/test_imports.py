@@ -16,8 +16,8 @@ ON_USE = (
     "shardwright.backends.torch.executor",  # whose text, and that of the next, emitted modules have
     "shardwright.backends.torch.functions",
     "shardwright.workbench.highlighting",  # which Pygments imports
-    "shardwright.workbench.loaded",  # which, like the next, is there to load what workers need
-    "shardwright.workbench.loaded_to_draw",
+    "shardwright.workbench.preloaded",  # which, like the next, is there to load what workers need
+    "shardwright.workbench.preloaded_to_draw",
     "shardwright.workbench.language_server",  # which `lsp` imports
     "shardwright.tracing.aten.arrays",  # which, like the next six, `trace` imports for a module of PyTorch
     "shardwright.tracing.aten.convolutions",

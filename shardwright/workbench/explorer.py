@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.workbench import jobs
-from shardwright.workbench.worker import start_loading
+from shardwright.workbench.worker import start_preloading
 
 if TYPE_CHECKING:
     from shardwright.ir.program import Program
@@ -33,7 +33,7 @@ def serve(name: str, text: str, port: int, *, show: bool) -> None:
 
     The address is the first line of standard output. Raises a `DiagnosticError` where the port is taken.
     """
-    start_loading("shardwright.workbench.loaded_to_draw")
+    start_preloading("shardwright.workbench.preloaded_to_draw")
     from nicegui import app, ui
 
     from shardwright.workbench.guard import Guard

@@ -35,7 +35,7 @@ from shardwright.workbench.examine import (
 )
 from shardwright.workbench.suggestions import SuggestionKind, begun, operation_help, suggestions
 from shardwright.workbench.symbols import SymbolKind, Symbols, contains
-from shardwright.workbench.worker import SupersededError, Worker, start_loading
+from shardwright.workbench.worker import SupersededError, Worker, start_preloading
 
 PAUSE = 0.2
 """Seconds without a change before layouts are chosen."""
@@ -204,7 +204,7 @@ def start() -> int:
     server = make_server()
     asked, answered = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything else prints is not part of the protocol
-    start_loading()
+    start_preloading()
     try:
         server.start_io(asked, answered)
     finally:

@@ -14,4 +14,4 @@ func f(a: BE_x, w: EF?) -> BF? {
 """
 """A small program."""
 
-EXAMINED = examine(Source("loaded", TEXT))
+EXAMINED = examine(Source("preloaded", TEXT))

@@ -6,9 +6,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from shardwright.workbench import jobs
-from shardwright.workbench.loaded import EXAMINED, TEXT
+from shardwright.workbench.preloaded import EXAMINED, TEXT
 
 with suppress(Exception):
-    jobs.picture(EXAMINED, "loaded", TEXT)
+    jobs.picture(EXAMINED, "preloaded", TEXT)
 with suppress(Exception):
     jobs.timeline(EXAMINED, "f")

@@ -73,11 +73,11 @@ class Worker:
             from pebble import ProcessPool
 
             initargs = (self.memory_bytes,)
-            self._pool = ProcessPool(1, initializer=_begin, initargs=initargs, context=start_loading())
+            self._pool = ProcessPool(1, initializer=_begin, initargs=initargs, context=start_preloading())
         return self._pool
 
 
-def start_loading(*modules: str) -> Any:
+def start_preloading(*modules: str) -> Any:
     """The way in which multiprocessing begins workers: as copies of a process without threads that has loaded what they
     need, and these modules, which it begins to now; as fresh interpreters where a system has no copies of processes."""
     import multiprocessing
@@ -86,7 +86,7 @@ def start_loading(*modules: str) -> Any:
         return multiprocessing.get_context("spawn")
     from multiprocessing import forkserver, resource_tracker
 
-    forkserver.set_forkserver_preload(["shardwright.workbench.loaded", *modules])
+    forkserver.set_forkserver_preload(["shardwright.workbench.preloaded", *modules])
     # What is blocked here stays so in the process that is started: an interrupt from the terminal goes to all of them,
     # and this one answers it. The tracker, once started, leaves blocked signals alone.
     resource_tracker.ensure_running()

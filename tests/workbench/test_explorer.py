@@ -25,8 +25,8 @@ from shardwright.workbench.examine import ExamineSettings
 from shardwright.workbench.explorer import first_text, serve
 from shardwright.workbench.guard import Guard
 from shardwright.workbench.links import from_link, to_link
-from shardwright.workbench.loaded import EXAMINED
 from shardwright.workbench.page import same_lines
+from shardwright.workbench.preloaded import EXAMINED
 from shardwright.workbench.worker import SupersededError, Worker
 
 # ---------------------------------------------------------------- links
@@ -116,10 +116,10 @@ def test_workers_end_with_the_process_that_began_them() -> None:
 
 LOADING = """
 import time
-from shardwright.workbench.worker import start_loading
+from shardwright.workbench.worker import start_preloading
 
 if __name__ == "__main__":
-    start_loading()
+    start_preloading()
     print("loading", flush=True)
     try:
         time.sleep(60)
