@@ -25,11 +25,11 @@ class Config:
 
     def whole(self, key: str, default: int | None = None, *, of: str = "") -> int:
         """A whole number from 1 up; without a default the key must be there."""
-        return self._below(key, self._value(key, default, _is_whole_from(1), "a whole number from 1 up", of), of)
+        return self._count(key, default, 1, of)
 
     def natural(self, key: str, default: int) -> int:
         """A whole number from 0 up."""
-        return self._below(key, self._value(key, default, _is_whole_from(0), "a whole number from 0 up"))
+        return self._count(key, default, 0)
 
     def number(self, key: str, default: float | None = None, *, of: str = "") -> float:
         """A finite number above 0; without a default the key must be there."""
@@ -78,7 +78,8 @@ class Config:
             raise self.wrong(f"{of}{key}", value, wanted)
         return value
 
-    def _below(self, key: str, value: int, of: str = "") -> int:
+    def _count(self, key: str, default: int | None, least: int, of: str = "") -> int:
+        value = self._value(key, default, lambda v: _is_whole(v) and v >= least, f"a whole number from {least} up", of)
         if value >= _TOO_LARGE:
             raise self.wrong(f"{of}{key}", value, "below 1e12")
         return value
@@ -96,8 +97,8 @@ _TOO_LARGE = 10**12
 """No size of a model is as large."""
 
 
-def _is_whole_from(least: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
