@@ -226,7 +226,7 @@ def test_rows_lie_evenly_on_chips_whose_number_is_no_power_of_two(model: str) ->
 def test_twice_as_many_prompts_are_tried_where_there_are_other_meshes(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is capped is rounded down to few numbers: on 12 chips 96 prompts took the place of 192, which are better."""
+    """Numbers of prompts are few and rounded down: on 12 chips 96 took the place of 192, which are better."""
     monkeypatch.setattr("shardwright.planning.planner._MOST_TOKENS", 256)
     best = plan(model, small(gigabytes=8), 4, 64, 16, batch=64, seconds=20).best
     assert best.prompts == 8

@@ -41,7 +41,7 @@ def test_a_pipeline_of_three_stages() -> None:
 
 
 def test_a_model_of_ones_own(tmp_path: Path) -> None:
-    """What was said of an unknown name, `or the path of a config.json`, was refused."""
+    """The error of an unknown name offers the path of a config.json, which was refused."""
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
         "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 64,
