@@ -6,8 +6,6 @@ import gzip
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from shardwright.backends.targets.compiler_process import EndedProcessError, ask
 from shardwright.backends.targets.failures import crashed, does_not_fit, failure_of, not_installed, too_slow
 from shardwright.backends.targets.gpus import gpu_memory_bytes, target_config
 from shardwright.backends.targets.names import TPUS, Target
@@ -34,6 +33,10 @@ MODULE = "compiled.py"
 """The name of the emitted module's file in what is compiled of it."""
 _TWO_CORES = ("tpu-v4", "tpu-v5p")
 """Chips of two cores that work as one device."""
+
+_OWN = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+"""The environment of compilers: JAX itself runs on the CPU; libtpu asks no service what machine this is, and lets
+another of it run beside it."""
 
 
 @dataclass(frozen=True)
@@ -162,36 +165,27 @@ def _function(target: Target, row: Mapping[str, Any]) -> CompiledFunction:
 
 def _run(target: Target, request: dict[str, Any], text: str, time_limit_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shardwright-") as name:
-        folder = Path(name)
-        parts = (MODULE, "request.json", "answer.json", "noise", "dumps")
-        file, asked, answered, noise, dumps = (folder / part for part in parts)
+        file, answered = (Path(name) / part for part in (MODULE, "answer.json"))
         file.write_text(text, encoding="utf-8")
-        asked.write_text(
-            json.dumps({**request, "file": str(file), "dumps": str(dumps), "parent": os.getpid()}), encoding="utf-8"
-        )
-        words = [sys.executable, "-m", "shardwright.backends.targets.worker", str(asked), str(answered)]
-        with noise.open("wb") as sink:
-            environment = _environment(request["devices"], request["flags"], dumps)
-            try:
-                done = subprocess.run(
-                    words, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment,
-                    timeout=time_limit_s, check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                raise too_slow(target.name, time_limit_s) from None
-        if not answered.exists():
-            raise crashed(target.name, done.returncode, noise.read_text(encoding="utf-8", errors="replace"))
+        asked = {**request, "file": str(file)}
+        try:
+            ask(target.platform.name, {**os.environ, **_OWN}, _flags(request), asked, answered, time_limit_s)
+        except TimeoutError:
+            raise too_slow(target.name, time_limit_s) from None
+        except EndedProcessError as ended:
+            raise crashed(target.name, ended.status, ended.printed) from None
         answer: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8").replace(f"{name}/", ""))
         if "error" in answer:
             raise failure_of(target.name, "the module", answer["error"], "")
         return answer
 
 
-def _environment(devices: int, own_flags: Sequence[str], dumps: Path) -> dict[str, str]:
-    """JAX itself runs on the CPU. libtpu asks no service what machine this is, and lets another of it run beside it."""
-    own = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    flags = [*own_flags, f"--xla_force_host_platform_device_count={devices}", f"--xla_dump_to={dumps}"]
-    return {**os.environ, **own, "XLA_FLAGS": " ".join(flags)}
+def _flags(request: Mapping[str, Any]) -> list[str]:
+    """The flags of XLA. Processors alone are as many devices as are asked for; others are described."""
+    own: list[str] = request["flags"]
+    if request["platform"] != "cpu":
+        return own
+    return [*own, f"--xla_force_host_platform_device_count={request['devices']}"]
 
 
 # ---------------------------------------------------------------- what was compiled before

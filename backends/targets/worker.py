@@ -1,7 +1,8 @@
-"""Compiles the functions of an emitted module, or a lowered one, for a target: `python -m ... REQUEST ANSWER`.
+"""Compiles the functions of emitted modules, or lowered ones, for targets: `python -m ... PARENT`.
 
-REQUEST and ANSWER are JSON files (`backends.targets.compilers` writes the one and reads the other). What compilers
-print, and how they end a process that they cannot go on with, stays in here.
+Requests are lines of JSON on standard input (`backends.targets.compilers` makes them). The answer to each is written
+as JSON to the file that it names, and then a line to standard output. What compilers print, and how they end a process
+that they cannot go on with, stays in here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
+import signal
 import sys
 import threading
 import time
@@ -25,23 +28,34 @@ from shardwright.backends.targets.functions import result_shardings
 _REPORT_LENGTH = 4000
 
 
-def main(request_path: str, answer_path: str) -> None:
-    """Answers `{"functions": [{"name", "text", "written", "memory", "compile_s", "report", "results"} or {"name",
+def main(parent: int) -> None:
+    """Answers requests until there are no more. To a terminal's interrupt the process that asks has the answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    # Compilers write to descriptors, not to sys.stderr; the process that asks gave this one a file for what they print.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for line in sys.stdin:
+        request: dict[str, Any] = json.loads(line)
+        shutil.rmtree(request["dumps"], ignore_errors=True)
+        Path(request["answer"]).write_text(json.dumps(_answer_to(request)), encoding="utf-8")
+        replies.write("answered\n")
+        replies.flush()
+
+
+def _answer_to(request: dict[str, Any]) -> dict[str, Any]:
+    """Makes `{"functions": [{"name", "text", "written", "memory", "compile_s", "report", "results"} or {"name",
     "error", "report"}]}`, or `{"error"}` where the compiler is not there at all. A report is the head of the compiler's
     list of the largest allocations."""
-    request: dict[str, Any] = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    threading.Thread(target=_leave_with, args=(request["parent"],), daemon=True).start()
     try:
         devices = _devices(request)
         if "lowered" in request:
-            answer = {"functions": [_compiled_text(request, devices)]}
-        else:
-            module = import_file(Path(request["file"]))
-            mesh = _mesh(module, devices)
-            answer = {"functions": [_compiled(module, mesh, name, request) for name in _functions(module, request)]}
+            return {"functions": [_compiled_text(request, devices)]}
+        module = import_file(Path(request["file"]))
+        mesh = _mesh(module, devices)
+        return {"functions": [_compiled(module, mesh, name, request) for name in _functions(module, request)]}
     except Exception as error:  # noqa: BLE001 - whatever it is, the process that asked says it
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    Path(answer_path).write_text(json.dumps(answer), encoding="utf-8")
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _leave_with(parent: int) -> None:
@@ -160,6 +174,4 @@ def _report(request: dict[str, Any], name: str = "*") -> str:
 
 
 if __name__ == "__main__":
-    # Compilers write to descriptors, not to sys.stderr; the process that asked gave this one a file for both.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    main(*sys.argv[1:])
+    main(int(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupting import HEEDED
 from oracles.jax_agreement import explicit
 
 from shardwright.backends.jax.devices import arrange_devices
@@ -305,6 +307,41 @@ def test_a_compiler_ends_with_who_asked(cache: Path, tmp_path: Path) -> None:
     asking.kill()
     asking.wait()
     assert _within(300, lambda: not _runs(int(told.read_text())))
+
+
+TELLING = "import os\nopen({!r}, 'a').write(str(os.getpid()) + ' ')\n"
+
+
+def test_one_process_answers_until_it_ends_or_something_else_is_set(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "pids"
+
+    def asked(more: str = "") -> None:
+        compile_module(parse_target("cpu"), TELLING.format(str(told)) + MODULE + more, {"x": 2})
+
+    asked()
+    asked("\n# another")
+    with pytest.raises(DiagnosticError, match="killed by signal 6"):
+        asked("\nos.abort()")
+    asked("\n# yet another")
+    monkeypatch.setenv("SOMETHING", "else")
+    asked("\n# and another")
+    first, second, third, after, other = told.read_text().split()
+    assert first == second == third
+    assert len({first, after, other}) == 3
+    assert not _runs(int(after))
+
+
+def test_an_interrupt_ends_the_compiler(cache: Path, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    asking = subprocess.Popen(
+        [sys.executable, "-c", HEEDED + ASKING, SLEEPING.format(str(told))], stderr=subprocess.PIPE, text=True
+    )
+    assert _within(300, lambda: told.exists() and told.read_text() != "")
+    asking.send_signal(signal.SIGINT)
+    assert asking.communicate(timeout=60)[1].endswith("KeyboardInterrupt\n")
+    assert not _runs(int(told.read_text()))
 
 
 def _within(seconds: float, so: Callable[[], bool]) -> bool:
