@@ -72,8 +72,7 @@ clean:
 
 # An environment in $(1) with this package and what $(2) names. A name on PATH need not run (version managers leave such
 # names) nor be recent enough, so each is tried. Where the system's Python comes without ensurepip, the pip it has
-# installs one into the environment. All processors compile what is installed, of which pip would use one; packages hold
-# files that no Python compiles.
+# installs one into the environment. Modules are compiled when they are first imported, which most of them never are.
 define install
 	@set -e; \
 	if ! $(1)/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
@@ -88,7 +87,6 @@ define install
 	  else $$found -m venv --without-pip $(1); $$found -m pip --python $(1)/bin/python install -q pip; fi; \
 	fi
 	@PYTHONWARNINGS=ignore $(1)/bin/python -m pip install --no-compile $(QUIET) $(2) -c constraints.txt
-	@$(1)/bin/python -m compileall -qq -j 0 -x /tests/ $(1)/lib || true
 	@touch $@
 endef
 

@@ -72,7 +72,7 @@ class ProcessorTime:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("seconds of processor time")
-        for name, seconds in self.seconds.most_common(60):
+        for name, seconds in self.seconds.most_common(150):
             terminalreporter.write_line(f"{seconds:7.1f}  {name}")
 
 

@@ -120,13 +120,13 @@ def with_a_way(seed: int, n: int = 24, layouts: int = 4) -> FactorGraph:
 def test_a_first_choice_is_found_where_little_goes_together() -> None:
     """Before anything is branched on: in 5 of 60 such graphs where what trees bar was not ruled out on the way, in 47
     where a decision could not be taken back."""
-    found = [seed for seed in range(60) if with_a_way(seed).minimize(0.25, 1).cost < FORBIDDEN / 2]
-    assert len(found) > 50
+    found = [seed for seed in range(24) if with_a_way(seed).minimize(0.25, 1).cost < FORBIDDEN / 2]
+    assert len(found) > 20
 
 
 def test_a_needed_choice_ends_the_search_once_time_is_over() -> None:
     """Where time is over from the start: without it there is none, and with it the first that messages decode to."""
-    for seed in range(20):
+    for seed in range(8):
         graph = with_a_way(seed)
         least = graph.minimize(0.25)
         assert graph.minimize(0.25, 30, lambda: True).nodes <= 1
