@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import threading
@@ -72,6 +73,22 @@ def test_what_opt_prints_runs(order: str, shares: str, in_place: bool, checkpoin
     folder = checkpoint("llama-grouped")
     wanted = truth(folder, FEW)
     assert found(folder, wanted, written(folder, shares, order=order), in_place=in_place) == tokens(wanted)
+
+
+@pytest.mark.parametrize("order", ["zigzag", "diagonal"])
+def test_a_file_runs_whose_block_is_not_full(
+    order: str, checkpoint: Callable[..., Path], shardwright: Callable[..., Any], tmp_path: Path
+) -> None:
+    """By the command; one of the batches has no prompts. Prefill has seconds of its own in zigzag order alone."""
+    folder, program, prompts, out = checkpoint("llama-grouped"), *(tmp_path / n for n in ("w.shard", "in", "out"))
+    wanted = truth(folder, FEW)
+    program.write_text(written(folder, HOST, order=order))
+    prompts.write_text("".join(json.dumps({"tokens": each.tolist()}) + "\n" for each in wanted.prompts[:3]))
+    asked = ("--policy", program, "--dtype", "f32", "--max-new-tokens", str(FEW), "--ignore-eos", "--json")
+    got = shardwright("offload", folder, "--prompts", prompts, "-o", out, *asked)
+    assert got.status == 0, got.err
+    assert [tuple(json.loads(line)["new_tokens"]) for line in out.read_text().splitlines()] == tokens(wanted)[:3]
+    assert (json.loads(got.out)["prefill_seconds"] is None) is (order == "diagonal")
 
 
 def test_one_batch_after_another_runs(checkpoint: Callable[..., Path]) -> None:

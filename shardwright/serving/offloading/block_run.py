@@ -58,7 +58,7 @@ class BlockRun:
             )
             for number, bucket in enumerate(block.buckets)
         ]
-        self.drawn: dict[int, list[int]] = {}
+        self.drawn = {number: [0] * block.rows for number in range(len(block.buckets))}
         self.tokens = max(1, settings.max_new_tokens)
         self.prefill_seconds = 0.0
         self.stopped = False

@@ -65,7 +65,6 @@ class OffloadedModel:
         if settings.samples != 1:
             raise fault("bad-setting", "offloading gives one continuation of each prompt", NOWHERE)
         self.folder = Path(checkpoint)
-        self.report = Report(mixed=request.schedule == "diagonal")
         self.moved: dict[str, int] = {}
         self._observe = observe
         self.world = world
@@ -73,6 +72,7 @@ class OffloadedModel:
         self.programs = Programs(self.folder, request, settings, self.place)
         check_lengths(prompts, settings.max_new_tokens, self.programs.longest)
         self.blocks = self.programs.blocks(prompts)
+        self.report = Report(mixed=any(block.together for block in self.blocks))
         self.drawn_by: dict[int, dict[str, CompiledBlock]] = {}
         """The blocks that draw tokens, by the rows of a batch."""
         self._running: dict[tuple[str, int], RunningFunction] = {}
