@@ -33,13 +33,14 @@ class MemoryAccount:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, what: str, nbytes: int, *notes: str) -> None:
-        """Takes bytes for `what`. Raises a `DiagnosticError` that names it and the policy where they are not there,
-        with further `notes`."""
+        """Takes bytes for `what`, between computations. Raises a `DiagnosticError` that names it and the policy where
+        they are not there, with further `notes`."""
         with self._lock:
             if self.cap is not None and self.used + nbytes > self.cap:
                 raise self._above_cap(what, nbytes, self.cap, *notes)
             self.used += nbytes
-            self.peak = max(self.peak, self.used + self.working)
+            self.working = 0
+            self.peak = max(self.peak, self.used)
 
     def give_back(self, nbytes: int) -> None:
         with self._lock:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from oracles.block_schedule_formulas import zigzag_peak
 
+from shardwright.backends.torch.memory import MemoryAccount
 from shardwright.cost.offloading.policy import parse_policy
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, Tier
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.request import OffloadRequest
@@ -31,3 +32,11 @@ def test_a_block_takes_what_the_formula_says(where: str, checkpoint: Callable[..
     position = 2 * keys.elements // (PROMPT + NEW) // TOGETHER * 4
     formula = float(zigzag_peak(TOGETHER, s=PROMPT, n=NEW, l=1, h1=1, w=0) - 2 * TOGETHER) / 4 * position
     assert model.report.peak_bytes[where] == pytest.approx(formula, rel=0.01)
+
+
+def test_what_is_over_is_in_no_peak() -> None:
+    memory = MemoryAccount(Tier.DEVICE, 100, "a policy")
+    memory.take("a weight", 50)
+    memory.working_on("what decode computes with", 45)
+    memory.take("the next weight", 40)
+    assert (memory.peak, memory.used, memory.working) == (95, 90, 0)
