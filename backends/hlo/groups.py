@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ Groups = tuple[tuple[int, ...], ...]
 _LISTED = re.compile(r"replica_groups=\{((?:\{[\d,\s]*\},?\s*)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? \{([^}]*)\}")
-_MESH_AXIS = re.compile(r"'?([\w.\-]+)'?=(\d+)")
-_MESH_PART = re.compile(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)")
+_MESH_AXIS = re.compile(r"'?([^',=\s][^',=]*)'?=(\d+)")
+_MESH_PART = re.compile(r"\s*'?([^',:]+)'?(?::\((\d+)\)(\d+))?\s*")
 _ARRANGED = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\s*\d+\},?\s*)*)\}")
 
@@ -27,7 +27,7 @@ def groups_of(instruction: Instruction, devices: int) -> Groups:
     its groups are none."""
     try:
         return _groups(instruction, devices)
-    except ValueError:
+    except (ValueError, ZeroDivisionError):
         raise HloError(f"{instruction.name} has groups that are no arrangement of devices") from None
 
 
@@ -42,7 +42,11 @@ def _groups(instruction: Instruction, devices: int) -> Groups:
     if iota := _IOTA.search(text):
         return _rows(_arranged(iota[2], iota[3]).reshape(_numbers(iota[1])))
     if named := _MESH.search(text):
-        return _mesh_groups(named[1], named[2], named[3])
+        axes = {name: int(size) for name, size in _MESH_AXIS.findall(named[1])}
+        parts = _mesh_parts(named[3])
+        if lacking := next((name for name, *_ in parts if name not in axes), None):
+            raise HloError(f"{instruction.name} goes along {lacking}, and its mesh has the axes {', '.join(axes)}")
+        return _mesh_groups(axes, named[2], parts)
     raise HloError(f"{instruction.name} has no groups of known size")
 
 
@@ -71,22 +75,27 @@ def connected(pairs: Sequence[tuple[int, int]], devices: int) -> Groups:
     return tuple(map(tuple, members.values()))
 
 
-def _mesh_groups(axes_text: str, ids: str | None, named_text: str) -> Groups:
+def _mesh_parts(text: str) -> list[tuple[str, int, int | None]]:
+    """`'a','b':(1)2` as names of axes, each with what lies outside the part of it, and its size, None for the rest."""
+    matches = [_MESH_PART.fullmatch(word) for word in text.split(",") if text]
+    if not all(matches):
+        raise ValueError(text)
+    return [(match[1], int(match[2] or 1), int(match[3]) if match[3] else None) for match in matches if match]
+
+
+def _mesh_groups(axes: Mapping[str, int], ids: str | None, parts: Sequence[tuple[str, int, int | None]]) -> Groups:
     """`mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b':(1)2}`: groups along named axes, or parts of them, of a mesh of
     devices; a part is written as what lies outside it, and its size."""
-    axes = [(name, int(size)) for name, size in _MESH_AXIS.findall(axes_text)]
     extents: list[int] = []
     varying: list[int] = []
-    parts = {name: (int(before or 1), int(size or 0)) for name, before, size in _MESH_PART.findall(named_text)}
-    for name, size in axes:
-        if name not in parts:
-            extents.append(size)
-            continue
-        before, part = parts[name]
-        part = part or size
-        varying.append(len(extents) + 1)
-        extents += [before, part, size // (before * part)]
-    devices = _device_ids(ids, math.prod(size for _, size in axes)).reshape(extents)
+    for name, size in axes.items():
+        outside = 1
+        for before, part in sorted((before, part or size) for named, before, part in parts if named == name):
+            extents += [before // outside, part]
+            varying.append(len(extents) - 1)
+            outside = before * part
+        extents.append(size // outside)
+    devices = _device_ids(ids, math.prod(axes.values())).reshape(extents)
     staying = [axis for axis in range(len(extents)) if axis not in varying]
     along = math.prod(extents[axis] for axis in varying)
     return _rows(devices.transpose([*staying, *varying]).reshape(-1, along))
