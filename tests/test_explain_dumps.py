@@ -115,6 +115,18 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
                     DUMP.replace("{{0,4},{1,5},{2,6},{3,7}}", "mesh['a'=8] {'a':(3)2}"),
                     "r has groups that are no arrangement of devices",
                 ),
+                (
+                    DUMP.replace("{{0,4},{1,5},{2,6},{3,7}}", "mesh['a'=2,'b'=4] {'a','c'}"),
+                    "r goes along c, and its mesh has the axes a, b",
+                ),
+                (
+                    DUMP.replace("{{0,4},{1,5},{2,6},{3,7}}", "mesh['a'=8] {'a':(3)}"),
+                    "r has groups that are no arrangement of devices",
+                ),
+                (
+                    DUMP.replace("{{0,4},{1,5},{2,6},{3,7}}", "mesh['a'=8] {'a':(0)2}"),
+                    "r has groups that are no arrangement of devices",
+                ),
                 (DUMP.replace("  %p = f32[16]{0} parameter(0)\n", ""), "g reads p, which the text does not have"),
                 (DUMP.replace("parameter(0)", "parameter(2)"), "the computation main lacks parameters"),
                 (
@@ -160,6 +172,61 @@ def test_dumps_that_are_refused(
     monkeypatch.chdir(tmp_path)
     refused = shardwright("explain", "dump.txt", *options)
     assert (refused.status, refused.out, refused.err) == (1, "", said)
+
+
+TO_BE_PARTITIONED = """HloModule jit_f, num_partitions=8
+
+ENTRY %main.1 (a: f32[16,32]) -> f32[16,32] {
+  %a = f32[16,32]{1,0} parameter(0), sharding={devices=[2,4]<=[8]}
+  ROOT %r = f32[16,32]{1,0} negate(%a)
+}
+"""
+TILED = "sharding={devices=[2,4]<=[8]}"
+REPLICATED = "sharding={replicated}"
+MESH_OF_ONE = 'HloModule jit_f, frontend_attributes={xla.sdy.meshes={mesh = #sdy.mesh<["x"=1, "y"=1]>}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TO_BE_PARTITIONED,
+        TO_BE_PARTITIONED.replace(", num_partitions=8", ""),  # as lowered
+        TO_BE_PARTITIONED.replace(TILED, "sharding={{replicated}, {devices=[1,1,8]0,1,2,3,4,5,6,7}}"),
+        TO_BE_PARTITIONED.replace(TILED, "sharding={mesh['x'=1,'y'=8], [{'x'}, {'y'}]}"),
+        TO_BE_PARTITIONED.replace("HloModule jit_f", MESH_OF_ONE.replace('"y"=1', '"y"=8')).replace(TILED, REPLICATED),
+        TO_BE_PARTITIONED.replace(TILED, REPLICATED).replace(
+            "negate(%a)", f'custom-call(%a), custom_call_target="Sharding", {TILED}'
+        ),
+    ],
+)
+def test_a_module_that_is_to_be_partitioned_is_refused(shardwright: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "dump.txt").write_text(text)
+    refused = shardwright("explain", str(tmp_path / "dump.txt"), "--json")
+    assert refused.status == 1
+    (told,) = json.loads(refused.out)["diagnostics"]
+    assert told["message"] == "jit_f is not partitioned yet; the text that is ends in after_optimizations.txt"
+    assert told["notes"] == ["as compiled.as_text() or --xla_dump_to gives it"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TO_BE_PARTITIONED.replace("main.1", "main.1_spmd"),
+        TO_BE_PARTITIONED.replace("jit_f", "jit_f, is_scheduled=true"),
+        TO_BE_PARTITIONED.replace(TILED, REPLICATED),
+        TO_BE_PARTITIONED.replace(TILED, "sharding={maximal device=0}"),
+        TO_BE_PARTITIONED.replace(", num_partitions=8", "").replace(TILED, "sharding={devices=[1,1]<=[1]}"),
+        TO_BE_PARTITIONED.replace("HloModule jit_f, num_partitions=8", MESH_OF_ONE).replace(TILED, REPLICATED),
+        TO_BE_PARTITIONED.replace(", num_partitions=8", "")
+        .replace(TILED, REPLICATED)
+        .replace("negate(%a)", f'custom-call(%a), custom_call_target="Sharding", {REPLICATED}'),
+    ],
+)
+def test_what_is_partitioned_or_of_one_device_is_read(shardwright: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "dump.txt").write_text(text)
+    told = shardwright("explain", str(tmp_path / "dump.txt"), "--json")
+    assert (told.status, told.err) == (0, "")
+    assert json.loads(told.out)["functions"][0]["collectives"] == []
 
 
 def test_modules_that_are_refused(shardwright: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,14 @@ _TO_BE_PARTITIONED = re.compile(
 )
 """Marks of a module before its compiler makes collectives of shardings: Shardy's meshes, and GSPMD's marks."""
 
+_SPLIT = re.compile(r"(?:\bsharding=\{.*?(?:devices|mesh)=?\[|#sdy\.mesh<\[)[^\]]*?(?<=[\[=,])(?:[2-9]|1\d)")
+"""A sharding, or a mesh of Shardy's, of several devices."""
+
 _SCHEDULED = re.compile(r"^HloModule .*\bis_scheduled=true", re.MULTILINE)
 """The end of optimizations. For one device nothing is partitioned, and Shardy's meshes stay."""
+
+_PARTITIONED = "_spmd"
+"""What XLA's partitioner puts behind the names of computations."""
 
 _LEAST_OPERANDS = {
     "bitcast": 1, "broadcast": 1, "concatenate": 1, "conditional": 1, "convolution": 2, "copy": 1, "dot": 2,
@@ -44,9 +50,21 @@ _OWN_WORDS = ("constant", "parameter")
 def check_whole(module: HloModule, text: str) -> None:
     """Raises `HloError` where the module of a text is not partitioned yet, lacks computations or values that it names,
     has a computation that calls itself, or collectives of other devices than its own."""
-    if _TO_BE_PARTITIONED.search(text) and not _SCHEDULED.search(text):
+    if not _SCHEDULED.search(text) and _is_to_be_partitioned(module, text):
         raise HloError(f"{module.name} is not partitioned yet; the text that is ends in after_optimizations.txt")
     _check_computation(module, module.entry, (), set())
+
+
+def _is_to_be_partitioned(module: HloModule, text: str) -> bool:
+    """Tells whether collectives are still to be made of shardings. A partitioned module keeps those of its arguments;
+    without collectives only its entry's name tells it from one that is not."""
+    split = _SPLIT.search(text) is not None
+    if _TO_BE_PARTITIONED.search(text):
+        return split or module.devices > 1
+    opcodes = {
+        i.opcode.removesuffix("-start") for each in module.computations.values() for i in each.instructions.values()
+    }
+    return split and _PARTITIONED not in module.entry and opcodes.isdisjoint(WORDS)
 
 
 def _check_computation(module: HloModule, name: str, callers: tuple[str, ...], done: set[str]) -> None:

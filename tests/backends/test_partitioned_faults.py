@@ -21,7 +21,7 @@ from shardwright.backends.hlo.states import State
 
 jax = cast(Any, import_module("jax"))
 
-LAYER = """HloModule layer, num_partitions=8
+LAYER = """HloModule layer, is_scheduled=true, num_partitions=8
 
 %add (a: f32[], b: f32[]) -> f32[] {{
   %a = f32[] parameter(0)
