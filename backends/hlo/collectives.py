@@ -6,7 +6,7 @@ R bytes of result on a device, K devices in a group:
     all_reduce            2 R (K - 1) / K, elements of each array rounded up
     reduce_scatter        R (K - 1)
     all_to_all            R (K - 1) / K
-    permute               R, on a device that is the target of another; a broadcast in each group is one
+    permute               R, on a device that is the target of another; a broadcast in each group is one, a `recv` too
 """
 
 from __future__ import annotations
@@ -103,12 +103,20 @@ def collectives_of(module: HloModule) -> list[CompiledCollective]:
     found: list[CompiledCollective] = []
     for computation, trips, scattered, branches in executed(module):
         for instruction in computation.instructions.values():
-            op = WORDS.get(instruction.opcode.removesuffix("-start"))
+            op = word_of(instruction)
             if op is not None and not goes_on(computation, instruction):
                 made = _collective(module, computation, instruction, op, trips, scattered)
                 if made.bytes_once:
                     found.append(replace(made, branches=branches))
     return found
+
+
+def word_of(instruction: Instruction) -> str | None:
+    """The collective that an instruction is or starts, in the words of the language; None where it is none. A `recv`
+    from other devices is a permute, the `send` beside it its other end; one without pairs is from the host."""
+    if instruction.opcode == "recv" and "source_target_pairs" in instruction.attributes:
+        return "permute"
+    return WORDS.get(instruction.opcode.removesuffix("-start"))
 
 
 def most(found: Sequence[tuple[Branches, int]]) -> int:
@@ -259,6 +267,8 @@ def _operands(computation: Computation, instruction: Instruction) -> tuple[Array
 def _results(computation: Computation, instruction: Instruction) -> tuple[Array, ...]:
     """The results of its `-done`, else those that its own type has beside operands and what the runtime adds."""
     opcode = instruction.opcode
+    if opcode == "recv":
+        return arrays_in(parts_of(instruction.type)[0])
     if not opcode.endswith("-start"):
         return instruction.arrays
     done = next((user for user in computation.users(instruction.name) if user.opcode.endswith("-done")), None)

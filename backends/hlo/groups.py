@@ -19,7 +19,7 @@ _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? 
 _MESH_AXIS = re.compile(r"'?([^',=\s][^',=]*)'?=(\d+)")
 _MESH_PART = re.compile(r"\s*'?([^',:]+)'?(?::\((\d+)\)(\d+))?\s*")
 _ARRANGED = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\s*\d+\},?\s*)*)\}")
+_PAIRS = re.compile(r'source_target_pairs="?\{((?:\{\d+,\s*\d+\},?\s*)*)\}')
 
 
 def groups_of(instruction: Instruction, devices: int) -> Groups:

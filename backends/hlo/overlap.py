@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.backends.hlo.collectives import LATER_PARTS, WORDS
+from shardwright.backends.hlo.collectives import LATER_PARTS, WORDS, word_of
 from shardwright.backends.hlo.kernels import is_kernel
 from shardwright.backends.hlo.module import Computation, HloModule, Instruction
 
@@ -39,7 +39,7 @@ def inner_collectives(module: HloModule, instruction: Instruction) -> list[str]:
     if instruction.opcode in LATER_PARTS:
         return []
     within = (instruction, *_called(module, instruction))
-    return [one.name for one in within if one.opcode.removesuffix("-start") in WORDS]
+    return [one.name for one in within if word_of(one)]
 
 
 def _beside(module: HloModule, computation: Computation) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -54,8 +54,8 @@ def _beside(module: HloModule, computation: Computation) -> Iterator[tuple[str, 
 
 def _starts(module: HloModule, instruction: Instruction) -> list[str]:
     """The collectives that an instruction starts: itself, or those in what it calls."""
-    if instruction.opcode.removesuffix("-start") in WORDS:
-        return [instruction.name] if instruction.opcode.endswith("-start") else []
+    if word_of(instruction):
+        return [instruction.name] if instruction.opcode.endswith(("-start", "recv")) else []
     inside = [each for each in _called(module, instruction) if each.opcode in WORDS]
     is_start = instruction.opcode == "async-start" or _has(module, instruction, _FUSED_START)
     return [each.name for each in inside] if is_start else []

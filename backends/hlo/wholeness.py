@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from shardwright.backends.hlo.collectives import WORDS
+from shardwright.backends.hlo.collectives import word_of
 from shardwright.backends.hlo.groups import groups_of, pairs_of
 from shardwright.backends.hlo.module import Computation, HloError, HloModule, Instruction, parts_of
 from shardwright.ir.text.table import counted
@@ -61,10 +61,9 @@ def _is_to_be_partitioned(module: HloModule, text: str) -> bool:
     split = _SPLIT.search(text) is not None
     if _TO_BE_PARTITIONED.search(text):
         return split or module.devices > 1
-    opcodes = {
-        i.opcode.removesuffix("-start") for each in module.computations.values() for i in each.instructions.values()
-    }
-    return split and _PARTITIONED not in module.entry and opcodes.isdisjoint(WORDS)
+    if not split or _PARTITIONED in module.entry:
+        return False
+    return not any(word_of(each) for inside in module.computations.values() for each in inside.instructions.values())
 
 
 def _check_computation(module: HloModule, name: str, callers: tuple[str, ...], done: set[str]) -> None:
@@ -81,7 +80,7 @@ def _check_computation(module: HloModule, name: str, callers: tuple[str, ...], d
         _check_operands(computation, instruction)
         _check_type(instruction)
         _check_numbers(computation, instruction)
-        if instruction.opcode.removesuffix("-start") in WORDS:
+        if word_of(instruction):
             _check_devices(instruction, module.devices)
             continue  # what it applies to each pair of elements is not read
         for callee in instruction.called:
@@ -103,7 +102,7 @@ def _check_operands(computation: Computation, instruction: Instruction) -> None:
     for operand in instruction.operands:
         if operand not in computation.instructions:
             raise HloError(f"{instruction.name} reads {operand}, which the text does not have")
-    least = _LEAST_OPERANDS.get(instruction.opcode, int(instruction.opcode.removesuffix("-start") in WORDS))
+    least = _LEAST_OPERANDS.get(instruction.opcode, int(word_of(instruction) is not None))
     if len(instruction.operands) < least:
         read = counted(len(instruction.operands), "value")
         raise HloError(f"{instruction.name} reads {read}, and {instruction.opcode} takes {least}")

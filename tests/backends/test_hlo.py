@@ -68,6 +68,25 @@ def test_a_permute_that_moves_nothing_is_none() -> None:
     assert count(module(line)).number == 0
 
 
+RECEIVED = """  %t = token[] after-all()
+  %r = (f16[8,16]{1,0}, u32[], token[]) recv(%t), channel_id=1, ATTRIBUTES
+  %s = (f16[8,16]{1,0}, u32[], token[]) send(%p, %t), channel_id=1, ATTRIBUTES
+  %d = (f16[8,16]{1,0}, token[]) recv-done(%r), channel_id=1
+  ROOT %v = f16[8,16]{1,0} get-tuple-element(%d), index=0"""
+
+
+@pytest.mark.parametrize("pairs", ["{{0,4},{4,0}}", '"{{0,4},{4,0}}"'])
+def test_what_is_received_from_other_devices_is_a_permute(pairs: str) -> None:
+    """As XLA for GPUs writes permutes that it pipelines."""
+    sent = RECEIVED.replace("ATTRIBUTES", f"frontend_attributes={{_xla_send_recv_source_target_pairs={pairs}}}")
+    (collective,) = count(module(sent)).collectives
+    assert (collective.op, collective.bytes, collective.axes(MESH)) == ("permute", 256, ("data",))
+
+
+def test_what_is_received_from_the_host_is_no_collective() -> None:
+    assert count(module(RECEIVED.replace("ATTRIBUTES", "is_host_transfer=true"))).number == 0
+
+
 def test_a_done_is_not_counted_again() -> None:
     body = """  %s = f16[8,16]{1,0} all-reduce-start(%p), replica_groups=[4,2]<=[8], to_apply=%add
   ROOT %d = f16[8,16]{1,0} all-reduce-done(%s)"""

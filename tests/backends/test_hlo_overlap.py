@@ -21,6 +21,13 @@ ENTRY %main (p: bf16[8,128], w: bf16[128,128]) -> bf16[8,128] {{
   ROOT %c = bf16[8,128] copy(%d), {CYCLES}
 }}
 """
+RECEIVED = PERMUTED.replace(
+    "%s = (bf16[8,128], bf16[8,128], u32[], u32[]) collective-permute-start(%p)",
+    "%t = token[] after-all()\n  %s = (bf16[8,128], u32[], token[]) recv(%t)",
+).replace(
+    "%d = bf16[8,128] collective-permute-done(%s)",
+    "%e = (bf16[8,128], token[]) recv-done(%s)\n  %d = bf16[8,128] get-tuple-element(%e), index=0",
+)
 FUSED = f"""HloModule jit_f, is_scheduled=true, num_partitions=2
 
 %start (x: bf16[8,128]) -> (bf16[16,128], u32[]) {{
@@ -83,6 +90,12 @@ def test_a_permute_has_the_kernels_until_its_end_and_a_gather_in_one_piece_none(
         ("all_gather", (), None),
     ]
     assert func.as_json()["collectives"][0]["beside"] == ["a"]
+
+
+def test_what_is_received_has_the_kernels_until_it_is_there() -> None:
+    assert kernels_beside(parse(RECEIVED)) == {"s": ("a",)}
+    (func,) = explain_text(Source("dump.txt", RECEIVED)).functions
+    assert [(c.op, c.bytes_received) for c in func.collectives] == [("permute", 2048), ("all_gather", 2048)]
 
 
 def test_a_gather_that_fusions_carry_on_ends_with_its_last() -> None:
