@@ -104,6 +104,14 @@ def test_a_dump(shardwright: Run, tmp_path: Path) -> None:
         *(
             (text, [], f"dump.txt: error: {said} [bad-hlo]\nnote: as compiled.as_text() or --xla_dump_to gives it\n")
             for text, said in [
+                (DUMP + DUMP, "the text is of 2 modules, jit_step, jit_step: each needs a file of its own"),
+                (
+                    DUMP.replace(
+                        "to_apply=%add\n",
+                        "to_apply=\n  {\n    p = f32[] parameter(0)\n    ROOT q = f32[] negate(f32[] p)\n  }\n",
+                    ),
+                    "p is named twice in the computation main",
+                ),
                 (DUMP[:-40], "the text ends within the computation main: it has been cut off"),
                 (
                     DUMP.replace("is_scheduled=true", "frontend_attributes={xla.sdy.meshes={}}"),

@@ -157,8 +157,12 @@ class HloModule:
 
 
 def parse(text: str) -> HloModule:
-    """The module of an HLO text. Raises `HloError` where it has no entry, ends too early, or a line is not of
-    this form."""
+    """The module of an HLO text. Raises `HloError` where it has no entry, or several modules, ends too early, or a line
+    is not of this form."""
+    headers = list(_HEADER.finditer(text))
+    if len(headers) > 1:
+        names = ", ".join(header[1] for header in headers)
+        raise HloError(f"the text is of {len(headers)} modules, {names}: each needs a file of its own")
     computations: dict[str, Computation] = {}
     entry = ""
     current: Computation | None = None
@@ -175,16 +179,18 @@ def parse(text: str) -> HloModule:
             continue
         named = _NAME.match(line)
         if named:
+            if named[2] in current.instructions:
+                raise HloError(f"{named[2]} is named twice in the computation {current.name}")
             instruction = _instruction(named[2], line[named.end() :], is_root=named[1] is not None)
             current.instructions[instruction.name] = instruction
     if current is not None:
         raise HloError(f"the text ends within the computation {current.name}: it has been cut off")
     if not entry:
         raise HloError("there is no ENTRY computation: this is not the text of an HLO module")
-    header = _HEADER.search(text)
+    header = headers[0] if headers else None
     first = text[header.start() :].partition("\n")[0] if header else ""
     return HloModule(
-        header[1].rstrip(",") if header else entry,
+        header[1] if header else entry,
         computations,
         entry,
         math.prod(int(count) for count in _DEVICES.findall(first)),
