@@ -54,6 +54,7 @@ def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
              (sizes.attention, sizes.feedforward)]  # fmt: skip
     fetched = runtime.weight_layers * sum(each.elsewhere for each in layer)
     staged = sum(each.disk for each in layer)
+    stored = 0.0 if runtime.weights_in_files and not policy.quantized_weights else disk
 
     block, batch = policy.block, policy.gpu_batch
     each = policy.quantized_cache.element_bytes if policy.quantized_cache else sizes.cache_element_bytes
@@ -76,7 +77,7 @@ def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
         at_home + working + (hidden.device * block + in_flight) * token + batch * sizes.decode_working + passing,
         host_home + staged + (hidden.host * block + 2 * batch * hidden.disk) * prompt,
         host_home + staged + (hidden.host * block + 2 * batch * hidden.disk) * token + attention,
-        disk + policy.cache.disk * cache + hidden.disk * block * prompt,
+        stored + policy.cache.disk * cache + hidden.disk * block * prompt,
     )
 
 

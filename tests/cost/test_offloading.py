@@ -138,7 +138,8 @@ def test_memory_is_that_of_the_five_constraints() -> None:
     """Appendix A.3 with its slips corrected: working memory of attention in prefill whole, hidden states of one token
     in flight in decode."""
     sizes, policy = small(), Policy(4, 2, Shares(0.25, 0.5, 0.25), Shares(0.5, 0.25, 0.25), Shares(0.0, 0.5, 0.5))
-    peaks = peaks_of(sizes, policy, replace(OURS, whole_caches=False, host_copy_bytes=4))
+    runtime = replace(OURS, whole_caches=False, host_copy_bytes=4, weights_in_files=False)
+    peaks = peaks_of(sizes, policy, runtime)
     s, n, bls, gbs = 64, 8, 8, 4
     cache = 4 * (s + n) * E * bls * N
     fetched = 2 * 0.75 * LAYER
@@ -153,6 +154,10 @@ def test_memory_is_that_of_the_five_constraints() -> None:
     assert peaks.as_json() == {
         "device": round(peaks.device_prefill), "host": round(peaks.host_decode), "disk": round(peaks.disk)
     }  # fmt: skip
+    in_files = replace(runtime, weights_in_files=True)
+    assert peaks_of(sizes, policy, in_files).disk == pytest.approx(peaks.disk - 0.25 * LAYER * N)
+    packed = replace(policy, quantized_weights=INT4)
+    assert peaks_of(sizes, packed, in_files) == peaks_of(sizes, packed, runtime)
 
 
 def test_a_table_that_is_used_twice_lies_there_once() -> None:

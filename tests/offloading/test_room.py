@@ -48,6 +48,15 @@ def test_the_policy_is_found_and_the_caps_are_kept(run: Callable[..., Any]) -> N
     assert 0 < peaks["host"] <= 200_000
 
 
+def test_weights_on_disk_are_those_of_the_checkpoint(run: Callable[..., Any]) -> None:
+    """They take none of the disk, also where it has less room than they are."""
+    caps = ("--device-memory", "100kB", "--host-memory", "60kB", "--disk-memory", "5kB")
+    got, found = run("files.jsonl", *caps, "--json")
+    assert (got.status, len(found)) == (0, 12), got.err
+    peaks = json.loads(got.out)["peak_bytes"]
+    assert peaks["disk"] <= 5_000
+
+
 def test_what_does_not_suffice_is_planned_for_with_less(run: Callable[..., Any]) -> None:
     """A policy of one's own is a fault there; one that was chosen is chosen anew."""
     tight = ("--device-memory", "100kB", "--host-memory", "60kB")
