@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,9 @@ class CompilerProcess:
         assert answers is not None
         reader = threading.Thread(target=lambda: replies.append(answers.readline()), daemon=True)
         asked = {**request, "dumps": str(self.dumps), "answer": str(file)}
-        try:
+        with suppress(OSError):  # it has ended, which the reader sees
             requests.write(json.dumps(asked).encode() + b"\n")
             requests.flush()
-        except OSError:
-            pass  # it has ended, which the reader sees
         try:
             reader.start()
             reader.join(time_limit_s)
@@ -92,8 +91,9 @@ class CompilerProcess:
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+            with suppress(OSError):  # what could not be sent
+                if pipe is not None:
+                    pipe.close()
         self.folder.cleanup()
 
 
