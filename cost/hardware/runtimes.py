@@ -59,8 +59,9 @@ class Runtime:
     to the device; else pieces are copied while others are read. `offloads_cache`: cache and hidden states may leave
     the device. `weights_together`: who plans for it puts all weights on one tier. `quantizes`: it can keep weights
     and cache quantized in groups; `quantizes_both`: where it keeps the cache so, weights are, too. `ties_tables`:
-    a table that tokens are looked up in and logits made with lies there once. `weights_in_files`: weights on disk are
-    read from the checkpoint's files as they are, and take nothing more there; quantized ones do.
+    a table that tokens are looked up in and logits made with lies there once. `weights_in_files`: the checkpoint lies
+    on the disk already, beside what is free there, so that weights on disk take nothing more; quantized ones do. No
+    description says so: it is of a run.
 
     `memory` is the share of the device memory's rate that its kernels reach, `cache_passes` how often attention on
     the device goes over the cache, `score_bytes` the traffic of one attention score in prefill, `elementwise` how

@@ -24,16 +24,14 @@ MODEL: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size"
 
 
 def both(shares: str, *, on_host: bool = False) -> tuple[Sizes, Peaks, Program]:
-    """The model's sizes, its peaks by formula, with attention on the device or `on_host`, and its schedule, whose text
-    does not say that weights on disk are those of files."""
+    """The model's sizes, its peaks by formula, with attention on the device or `on_host`, and its schedule."""
     policy = replace(parse_policy(f"{ROWS},{BATCHES},{shares}"), host_attention=on_host)
     cache = PROMPT + GENERATED
     one = run_passes(placed_model("opt", rows=1, length=PROMPT, cache=cache, **MODEL), EXPLICIT)
     sizes = sizes_of(one, PROMPT, GENERATED)
     plain = placed_model("opt", rows=ROWS * BATCHES, length=PROMPT, cache=cache, policy=policy, **MODEL)
     passes = parse_pipeline(f"decompose,cleanup,offload,schedule-blocks{{batches={BATCHES}}}")
-    runtime = replace(load_runtime("ours"), weights_in_files=False)
-    return sizes, peaks_of(sizes, policy, runtime), complete(run_passes(plain, passes))
+    return sizes, peaks_of(sizes, policy, load_runtime("ours")), complete(run_passes(plain, passes))
 
 
 def peak(made: Program, func: str, tier: Tier) -> int:

@@ -123,8 +123,10 @@ class RunOptions:
         if room is not None:
             named, processes = self.machine is not None, gpus * self.mesh.n_chips
             machine = room.of(machine, self.caps, self.device, self.spill, named=named, processes=processes)
+        # Over a mesh parts of weights that are no ranges of files are written anew.
+        runtime = replace(load_runtime("ours"), weights_in_files=self.mesh.n_chips == 1)
         return setting_of(
-            model, machine, load_runtime("ours"), longest, max(1, self.new_tokens),
+            model, machine, runtime, longest, max(1, self.new_tokens),
             page_cache=self.page_cache is not False, devices=gpus, dtype=self.numbers, mesh=self.mesh,
             layout=self.layout, attention=self.attention,
         )  # fmt: skip
