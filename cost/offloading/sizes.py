@@ -166,11 +166,14 @@ def _elementwise_bytes(program: Program, decode: Func, batch: str, positions: st
 
 
 def phases(program: Program) -> tuple[Func, Func]:
-    """Prefill and decode. Raises where one is missing."""
-    if not {"prefill", "decode"} <= {func.name for func in program.funcs}:
+    """The functions of first tokens and of further ones: prefill, or in the diagonal order that of a batch which is
+    prefilled while others decode, and decode. Raises where one is missing."""
+    funcs = {func.name: func for func in program.funcs}
+    first = funcs.get("prefill", funcs.get("prefill_and_decode"))
+    if first is None or "decode" not in funcs:
         raise fault("no-phases", "offloading needs functions prefill and decode", NOWHERE,
                     "shardwright import CHECKPOINT --cache T -o FILE writes such a program")  # fmt: skip
-    return program.func("prefill"), program.func("decode")
+    return first, funcs["decode"]
 
 
 def check_no_pages(program: Program) -> None:

@@ -16,7 +16,7 @@ from shardwright.cost.offloading.memory import peaks_of
 from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
 from shardwright.cost.offloading.simulation import EventSpan, simulate
-from shardwright.cost.offloading.sizes import growing_loop
+from shardwright.cost.offloading.sizes import growing_loop, phases
 from shardwright.cost.offloading.times import BlockStep, computation, steps_of
 from shardwright.cost.programs.unrolling import Action, Event, ListedEvents, Resource, events_of
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -43,13 +43,12 @@ def predicted_timeline(setting: OffloadSetting, policy: Policy, title: str, prog
         one = 4 * (2 * setting.stage.layers + 2) * policy.n_gpu_batches
         _check_events(one, setting.sizes.generated)
         return Timeline(title, _in_steps(setting, policy), None, setting.limits)
-    names = {func.name for func in program.funcs}
-    first = "prefill" if "prefill" in names else "prefill_and_decode"
-    one = len(events_of(program, program.func("decode")))
+    first, decode = phases(program)
+    one = len(events_of(program, decode))
     _check_events(one, setting.sizes.generated)
     kept, events = _element_bytes(setting, policy, program), list[Event]()
     for token in range(setting.sizes.generated):
-        unrolling = ListedEvents(program, program.func("decode" if token else first), kept=kept)
+        unrolling = ListedEvents(program, decode if token else first, kept=kept)
         unrolling.first, unrolling.around = len(events), (("token", token),)
         unrolling.walk()
         events += unrolling.events

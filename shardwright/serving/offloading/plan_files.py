@@ -27,9 +27,6 @@ from shardwright.serving.offloading.placing import placement_of, with_attention
 BATCHES = "M"
 """The dimension that says how many batches a block has."""
 
-_TOGETHER = "prefill_and_decode"
-"""The function of the diagonal schedule in which a batch is prefilled while others decode."""
-
 _GROUPS = {"weights": "weights", "cache": "the cache", "hidden": "hidden states"}
 
 
@@ -66,8 +63,7 @@ class Outline:
 def outline_of(program: Program) -> Outline:
     """Raises where the program has no functions prefill and decode with a cache that grows in a loop over layers."""
     check_no_pages(program)
-    diagonal = {_TOGETHER, "decode"} <= {func.name for func in program.funcs}
-    prefill, decode = (program.func(_TOGETHER), program.func("decode")) if diagonal else phases(program)
+    prefill, decode = phases(program)
     loop, update = growing_loop(decode)
     positions = update.dim
     caches = {v.name: v.type for v in program.state if {loop.dim, positions} <= set(v.type.names)}
@@ -76,11 +72,12 @@ def outline_of(program: Program) -> Outline:
     names = [name for name in next(iter(caches.values())).names if name not in {loop.dim, positions}]
     scheduled = BATCHES in names
     batch = names[1 if scheduled else 0]
-    ids = next((v.shape for v in prefill.params if v.name == ("prefill_ids" if diagonal else "ids")), None)
-    overridden = {name for name, _ in decode.overrides}
-    lengths = [name for name in (ids.names if ids is not None else ()) if name in overridden]
-    if diagonal and ids is not None:
-        lengths = [ids.names[-1]]
+    tokens = {value.name: value.shape for value in prefill.params}
+    entering = tokens.get("prefill_ids")  # of the diagonal order, in which a prompt's length is a dimension of its own
+    ids = tokens.get("ids") if entering is None else entering
+    lengths = [name for name, _ in decode.overrides if ids is not None and name in ids]
+    if entering is not None:
+        lengths = [entering.names[-1]]
     if not lengths or ids is None:
         raise fault("no-phases", "decode gives no dimension of prefill's tokens another size, as in decode[L=1]",
                     decode.span)  # fmt: skip
