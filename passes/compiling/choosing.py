@@ -27,13 +27,13 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
 from shardwright.ir.text.table import bytes_text
-from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.passes.compiling.choose_memories import memories_chosen
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
-from shardwright.passes.compiling.found import ENOUGH, SearchResult, TooLargeError, explicit_of
+from shardwright.passes.compiling.found import ENOUGH, SearchResult, explicit_of
 from shardwright.passes.compiling.order_branching import Orders, PricedChoice, best_over_orders, moves_at_edges
 from shardwright.passes.compiling.place import place
+from shardwright.passes.compiling.too_large import too_large
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import run_passes
 
@@ -189,7 +189,7 @@ class _Chooser:
                 self.search()
         fitting = self.fitting()
         if not fitting:
-            raise self.too_much()
+            raise too_large(self.found, self.program) if self.found else self.nothing()
         return self.proved(min(fitting, key=lambda found: found.objective_s) if len(fitting) > 1 else fitting[0])
 
     def search(self) -> None:
@@ -441,50 +441,6 @@ class _Chooser:
             bound_s=bound,
             relaxed_s=max(0.0, self.relaxed_ns / NANOSECONDS) if self.relaxed_ns < self.bound_ns else math.inf,
             seconds=time.monotonic() - self.began,
-        )
-
-    def too_much(self) -> DiagnosticError:
-        """Which memory does not fit, by how much, and what would make it fit."""
-        if not self.found:
-            return self.nothing()
-        found = min(self.found, key=lambda found: found.peak)
-        cost = max(found.costs, key=lambda cost: cost.memory.peak)
-        memory, room = cost.memory, self.chip.memory_bytes
-        parts = {"weights": memory.weights, "state": memory.state, "activations": memory.activations}
-        listed = ", ".join(f"{bytes_text(size)} of {part}" for part, size in parts.items() if size)
-        notes = [f"a chip would hold {listed}"]
-        if memory.live:
-            notes.append(f"the largest activation is {memory.live[0].name}, {bytes_text(memory.live[0].bytes)}")
-        sure = self.least_kept() > room
-        which = "whatever the layouts" if sure else "in the layouts that take least of those tried"
-        chips = cost.n_chips * math.ceil(memory.peak / room)
-        notes.append(f"about {chips} chips would hold it, split as far as it is now")
-        wide = sum(
-            device_bytes(value, found.program.mesh) for value in found.program.weights if value.shape.dtype.bits == 16
-        )
-        if wide and memory.peak - wide // 2 <= room:
-            notes.append("int8 weights would fit: run quantize-weights first")
-        largest = max(parts, key=lambda part: parts[part])
-        if largest != "weights":
-            notes.append("a smaller batch or a shorter context makes it smaller")
-        return TooLargeError(
-            memory,
-            f"{cost.func} needs {bytes_text(memory.peak)} on each chip, {bytes_text(memory.peak - room)} more than the"
-            f" {bytes_text(room)} of {self.chip.name}, {which}",
-            notes,
-        )
-
-    def least_kept(self) -> float:
-        """The bytes of weights and state on a chip at least, whatever the layouts: each over all chips, unless its type
-        is written."""
-        program, n_chips = self.program, self.program.mesh.n_chips
-        kinds = (value.type for value in (*program.weights, *program.state))
-        kept = (kind for kind in kinds if kind.placement in (None, ON_DEVICE))
-        return sum(
-            kind.local_bytes(program.mesh)
-            if isinstance(kind, TensorType)
-            else kind.shape.elements * kind.shape.dtype.bits / 8 / n_chips
-            for kind in kept
         )
 
     def nothing(self) -> DiagnosticError:
