@@ -22,7 +22,7 @@ _SCHEDULED = re.compile(r"^HloModule .*\bis_scheduled=true", re.MULTILINE)
 """The end of optimizations. For one device nothing is partitioned, and Shardy's meshes stay."""
 
 _PARTITIONED = "_spmd"
-"""What XLA's partitioner puts behind the names of computations."""
+"""The ending that XLA's partitioner gives to the names of computations."""
 
 _LEAST_OPERANDS = {
     "bitcast": 1, "broadcast": 1, "concatenate": 1, "conditional": 1, "convolution": 2, "copy": 1, "dot": 2,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _MOST_REQUESTS = 100
-"""Requests that one process answers, since nobody knows what compilers keep of each."""
+"""Requests that one process answers before another takes its place, which frees what compilers keep of each."""
 
 _running: dict[str, CompilerProcess] = {}
 """By platform."""
@@ -38,7 +38,7 @@ class CompilerProcess:
     """A process of `backends.targets.worker`. What compilers print goes to a file."""
 
     def __init__(self, environment: Mapping[str, str], flags: Sequence[str]) -> None:
-        self.made_with = _kind(environment, flags)
+        self.made_with = _circumstances(environment, flags)
         self.requests = 0
         self.folder = tempfile.TemporaryDirectory(prefix="shardwright-", ignore_cleanup_errors=True)
         self.dumps, self.noise = (Path(self.folder.name) / part for part in ("dumps", "noise"))
@@ -55,7 +55,7 @@ class CompilerProcess:
 
     def takes(self, environment: Mapping[str, str], flags: Sequence[str]) -> bool:
         """Tells whether it is there for another request, made with this environment and these flags of XLA."""
-        same = self.made_with == _kind(environment, flags)
+        same = self.made_with == _circumstances(environment, flags)
         return same and self.requests < _MOST_REQUESTS and self.process.poll() is None
 
     def ask(self, request: Mapping[str, Any], file: Path, time_limit_s: float) -> None:
@@ -90,10 +90,9 @@ class CompilerProcess:
         """Ends the process."""
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in filter(None, (self.process.stdin, self.process.stdout)):
             with suppress(OSError):  # what could not be sent
-                if pipe is not None:
-                    pipe.close()
+                pipe.close()
         self.folder.cleanup()
 
 
@@ -105,7 +104,8 @@ def ask(
     file: Path,
     time_limit_s: float,
 ) -> None:
-    """As `CompilerProcess.ask`, of the platform's process, which is started where there is none that takes it."""
+    """Asks the platform's process, which is started where there is none that takes the request. Raises as
+    `CompilerProcess.ask` does."""
     with _asking:
         running = _running.get(platform)
         if running is None or not running.takes(environment, flags):
@@ -116,7 +116,8 @@ def ask(
         running.ask(request, file, time_limit_s)
 
 
-def _kind(environment: Mapping[str, str], flags: Sequence[str]) -> object:
+def _circumstances(environment: Mapping[str, str], flags: Sequence[str]) -> object:
+    """All that a process keeps of how it was started."""
     return os.getpid(), sys.executable, dict(environment), list(flags)
 
 

@@ -77,7 +77,7 @@ RECEIVED = """  %t = token[] after-all()
 
 @pytest.mark.parametrize("pairs", ["{{0,4},{4,0}}", '"{{0,4},{4,0}}"'])
 def test_what_is_received_from_other_devices_is_a_permute(pairs: str) -> None:
-    """As XLA for GPUs writes permutes that it pipelines."""
+    """XLA for GPUs writes permutes so that it pipelines."""
     sent = RECEIVED.replace("ATTRIBUTES", f"frontend_attributes={{_xla_send_recv_source_target_pairs={pairs}}}")
     (collective,) = count(module(sent)).collectives
     assert (collective.op, collective.bytes, collective.axes(MESH)) == ("permute", 256, ("data",))
