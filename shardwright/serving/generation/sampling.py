@@ -58,7 +58,7 @@ def sampling_functions(
     tokens = _TOKENS.format(vocab=vocab, **types) if columns > vocab else ""
     bits = min(15, MASS_BITS - (columns - 1).bit_length())
     given = "tokens" if tokens else "logits"
-    names = {"tokens": tokens, "given": given, "sound": _SOUND.format(given=given, **types)}
+    names = {"tokens": tokens, "given": given, "sound": _SOUND.format(**types)}
     units = {"half": 2**bits, "whole": 4**bits, "unit": 2 ** (MASS_BITS + bits), "unit_bits": MASS_BITS}
     masks = [name for name, asked in (("k_left", top_k), ("p_left", top_p)) if asked]
     texts = {
@@ -76,14 +76,14 @@ _TOKENS = """
 
 _SOUND = """
 
-  # The worst logit of a row: 0 where all are -inf, 1 where they are numbers, 2 for +inf, 3 for NaN.
-  strange: {counts} = 3 - convert[int32](equal({given}, {given}))
-  level: {counts} = where(less({given}, inf), convert[int32](less(-inf, {given})), strange)
-  worst: {int32} = max[V](level)
-  token: {int32} = where(equal(worst, 1), chosen, -maximum(worst, 1))"""
+  # The greatest logit of a row says whether they are numbers: it is -inf where all are, and NaN where one is.
+  infinite: {int32} = where(less(greatest, inf), chosen, -2)
+  number: {int32} = where(less(-inf, greatest), infinite, -3)
+  token: {int32} = where(equal(greatest, -inf), -1, number)"""
 
 _GREEDY = """
 func greedy(logits: {logits}) -> {int32} {{{tokens}
+  greatest: {f32} = max[V]({given})
   chosen: {int32} = argmax[V]({given}){sound}
   return token
 }}
