@@ -64,7 +64,8 @@ class Runtime:
     description says so: it is of a run.
 
     `memory` is the share of the device memory's rate that its kernels reach, `cache_passes` how often attention on
-    the device goes over the cache, `score_bytes` the traffic of one attention score in prefill, `elementwise` how
+    the device goes over the cache, `score_bytes` the traffic of one attention score in prefill, `attention_row_s` what
+    each row of queries takes beside its scores; `elementwise` how
     often what the operations of a layer that are no products read and write is counted, 0 where it is in other
     constants. `knee` is the part of the shorter of reading weights and multiplying with them that the longer does
     not hide. `store_cache_bytes_per_s`, `store_hidden` (a share of the link) and `disk_write` (of the disk's rate)
@@ -95,6 +96,7 @@ class Runtime:
     memory: float
     cache_passes: float
     score_bytes: float
+    attention_row_s: float
     elementwise: float
     knee: float
     store_cache_bytes_per_s: float

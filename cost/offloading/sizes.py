@@ -19,6 +19,7 @@ from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Alias, Attend, Contract, Merge, Movement, Rename, Split, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Value
+from shardwright.ir.types import TensorType
 from shardwright.ir.walk import lets
 
 _MOVES = (Alias, Merge, Movement, Rename, Split, Take)
@@ -64,7 +65,8 @@ class Sizes:
     `cache_elements` of one token in one layer, `cache_element_bytes` each; `hidden_bytes` the residual stream at one
     token; `attention_flops` and `scores` for one query position and one cached position in one layer. `working`
     are the bytes of values that live at once on the device while a layer runs, in prefill and in decode;
-    `elementwise_bytes` what the operations of a layer that are no products read and write of one token.
+    `elementwise_bytes` what the operations of a layer that are no products read and write of one token, `logit_bytes`
+    the logits of one.
     """
 
     layers: int
@@ -82,6 +84,7 @@ class Sizes:
     prompt: int
     generated: int
     elementwise_bytes: float = 0.0
+    logit_bytes: float = 0.0
 
     @property
     def context(self) -> int:
@@ -141,6 +144,7 @@ def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
         prompt,
         generated,
         _elementwise_bytes(program, decode, batch, update.dim),
+        _logit_bytes(decode, mesh),
     )
 
 
@@ -163,6 +167,12 @@ def _elementwise_bytes(program: Program, decode: Func, batch: str, positions: st
             continue
         total += sum(kind.local_bytes(program.mesh) for kind in kinds if batch in kind.names and len(kind.names) > 1)
     return float(total)
+
+
+def _logit_bytes(decode: Func, mesh: Mesh) -> float:
+    """The bytes of the first result of decode; 0 where it has none."""
+    kind = next(iter(decode.results), None)
+    return float(kind.local_bytes(mesh)) if isinstance(kind, TensorType) else 0.0
 
 
 def phases(program: Program) -> tuple[Func, Func]:

@@ -125,6 +125,12 @@ def _mean_context(sizes: Sizes) -> float:
     return sizes.prompt + sizes.generated / 2
 
 
+_LOOKED_UP = 3
+"""Passes over rows of a table that are looked up: what is no row is left out, and the rest copied."""
+
+_LOGITS = 6
+"""Passes over logits, which are copied twice on their way to where the greatest of them and the token are found."""
+
 _EMBEDDING, _ATTENTION, _FEEDFORWARD, _UNEMBEDDING = range(4)
 """The numbers of the parts of a pass."""
 
@@ -279,8 +285,9 @@ class _Model:
         batch = policy.gpu_batch
         # Where copies run ahead it is the computation that a step's overhead adds to; else `seconds` adds it.
         overhead = 0.0 if runtime.synchronised or not runtime.overlapped else runtime.step_overhead_s
+        elementwise = runtime.elementwise / rates.memory
         if part is sizes.embedding:
-            return Load(device=overhead)
+            return Load(device=overhead + batch * tokens * sizes.hidden_bytes * _LOOKED_UP * elementwise)
         multiplied = 1 if part is sizes.unembedding else tokens
         traffic = part.bytes / rates.memory
         products = batch * multiplied * part.flops / rates.matmul
@@ -288,9 +295,11 @@ class _Model:
         each = runtime.constants.quantization_bytes / rates.memory
         if policy.quantized_weights:
             seconds += part.matrix_elements * each
+        if part is sizes.unembedding:
+            seconds += batch * sizes.logit_bytes * _LOGITS * elementwise
         if part is not sizes.attention:
             return Load(device=seconds)
-        seconds += batch * tokens * sizes.elementwise_bytes * runtime.elementwise / rates.memory
+        seconds += batch * tokens * (sizes.elementwise_bytes * elementwise + sizes.scores * runtime.attention_row_s)
         cached = batch * context * sizes.cache_elements
         if tokens > 1:
             scores = batch * tokens * context * sizes.scores

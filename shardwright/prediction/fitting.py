@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -131,18 +131,16 @@ def fitting(
         if n_chips is None and memory.peak > chip.memory_bytes:
             continue
 
-        def batch_fits(count: int, deployment: Deployment = deployment) -> bool:
-            return decode_memory(deployment, count, context).peak <= chip.memory_bytes
+        def beside_batch(count: int, deployment: Deployment = deployment) -> float:
+            return chip.memory_bytes - decode_memory(deployment, count, context).peak
 
-        def context_fits(positions: int, deployment: Deployment = deployment) -> bool:
-            if most is not None and positions > most:
-                return False
-            return decode_memory(deployment, batch, positions).peak <= chip.memory_bytes
+        def beside_context(positions: int, deployment: Deployment = deployment) -> float:
+            return chip.memory_bytes - decode_memory(deployment, batch, positions).peak
 
         dropped = fitted_layout(deployment, batch, 1).dropped
         return FitResult(
-            model, chip, deployment, batch, context, memory, largest_batch(deployment.mesh, batch_fits),
-            largest(context_fits), dropped, n_chips is None,
+            model, chip, deployment, batch, context, memory, largest_batch(deployment.mesh, beside_batch),
+            largest(beside_context, most or _MOST), dropped, n_chips is None,
         )  # fmt: skip
     if trouble is not None and not priced:
         raise trouble
@@ -184,34 +182,54 @@ def weight_bytes(model: Model, weights: Weights) -> int:
     return parameters_of(model) * (2 if weights == "bf16" else 1)
 
 
-def largest_batch(mesh: Mesh, fits: Callable[[int], bool]) -> int:
-    """The largest batch that fits; 0 where none does. Of those that the same axes divide together a larger one takes
-    more memory, but one that fewer axes divide may take more than a larger one that all do."""
+def largest_batch(mesh: Mesh, room: Callable[[int], float]) -> int:
+    """The largest batch that leaves room (`largest`); 0 where none does. Of those that the same axes divide together a
+    larger one takes more memory, but one that fewer axes divide may take more than a larger one that all do."""
     together = {mesh.product(axes) for n in range(len(mesh) + 1) for axes in combinations(mesh.axes, n)}
 
-    def dividing(batch: int) -> set[int]:
-        return {chips for chips in together if batch % chips == 0}
+    period, found = math.lcm(*together), 0
+    alike: dict[frozenset[int], list[int]] = {}
+    for batch in range(1, period + 1):
+        alike.setdefault(frozenset(n for n in together if batch % n == 0), []).append(batch)
+    for first in alike.values():
 
-    found = 0
-    for least in {math.lcm(*some) for n in range(len(together) + 1) for some in combinations(sorted(together), n)}:
+        def batch_of(number: int, first: list[int] = first) -> int:
+            rounds, at = divmod(number - 1, len(first))
+            return rounds * period + first[at]
 
-        def alike(most: int, least: int = least) -> int:
-            """The largest batch up to so many that the same axes divide as the least; 0 where there is none."""
-            divided = range(most // least * least, 0, -least)
-            return next((batch for batch in divided if dividing(batch) == dividing(least)), 0)
+        def beside(number: int, batch_of: Callable[[int], int] = batch_of) -> float:
+            return room(batch_of(number))
 
-        found = max(found, alike(largest(lambda most, alike=alike: not (batch := alike(most)) or fits(batch))))
+        number = largest(beside)
+        found = max(found, batch_of(number) if number else 0)
     return found
 
 
-def largest(holds: Callable[[int], bool]) -> int:
-    """The largest number from 1 up that holds, where all below it do; 0 where 1 does not."""
-    if not holds(1):
+def largest(room: Callable[[int], float], most: int = _MOST) -> int:
+    """The largest number from 1 to `most` that leaves room, where all below it do; 0 where 1 does not.
+
+    `room` is what a number leaves, less than 0 where that is too much. Where it falls in a straight line, as memory
+    nearly does, few numbers are asked for: the line through two of them says where it ends.
+    """
+    left = {1: room(1)}
+    if left[1] < 0:
         return 0
-    low, high = 1, 2
-    while high < _MOST and holds(high):
-        low, high = high, 2 * high
+    low, high = 1, most + 1
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        guess = _end_of_line(left, low, high)
+        left[guess] = room(guess)
+        low, high = (guess, high) if left[guess] >= 0 else (low, guess)
     return low
+
+
+def _end_of_line(left: Mapping[int, float], low: int, high: int) -> int:
+    """A number between those two where the line through two known ones says that nothing is left; every third one in
+    the middle, or twice the lower where nothing is too much yet, since what falls may not do so in a line."""
+    middle = (low + high) // 2 if high in left else 2 * low
+    other = high if high in left else max((n for n in left if n < low), default=None)
+    if other is None or len(left) % 3 == 0:
+        return min(middle, high - 1)
+    falling = (left[low] - left[other]) / (other - low)
+    if not 0 < falling < math.inf:
+        return min(middle, high - 1)
+    return min(max(low + 1, low + int(left[low] / falling)), high - 1)

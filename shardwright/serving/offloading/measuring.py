@@ -16,6 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from shardwright.ir.diagnostics import Source
+from shardwright.ir.elaboration.elaborate import elaborate
+from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType, Tier
 from shardwright.serving.offloading.devices import check_device
 
@@ -101,12 +104,12 @@ def measure(
             "weights_bytes_per_s": _weights(on, chosen, large=large),
             "to_device_bytes_per_s": _copy(on, to_device=True) if large else _IN_PLACE,
             "from_device_bytes_per_s": _copy(on, to_device=False) if large else _IN_PLACE,
-            "host_attention_bytes_per_s": _attention(torch.device("cpu"), chosen),
-            "device_attention_bytes_per_s": _attention(on, chosen),
+            "host_attention_bytes_per_s": _attention(torch.device("cpu"), chosen)[0],
             "elementwise_bytes_per_s": _elementwise(on, chosen, large=large),
             "dequantized_per_s": _dequantized(on, chosen),
             "shares_device": 0.0 if large else _shares(chosen),
         }
+        values["device_attention_bytes_per_s"], values["attention_row_s"] = _attention(on, chosen)
         values["knee"] = _knee(on, chosen, values["flops_per_s"][str(chosen)], values["weights_bytes_per_s"])
     values |= _disk(where, readers, file_bytes(values["disk_memory_bytes"], disk_bytes))
     values["layer_overhead_s"] = _overhead(on, chosen)
@@ -190,19 +193,40 @@ def _knee(on: torch.device, dtype: DType, flops_per_s: float, bytes_per_s: float
     return max(0.0, median(exposed(max(1, round(share * alike))) for share in (1, 2, 4)))
 
 
+_ELEMENTWISE = """
+dim B={rows} H={heads} D=64 E={width} F={wide}
+
+func layer(
+  x: {dtype} BE, scale: {dtype} E, q: {dtype} BHD, at: int32 B, up: {dtype} BF
+) -> ({dtype} BE, {dtype} BHD, {dtype} BF) {{
+  normed = rmsnorm[E](x, scale)
+  turned = rotary[D](q, at)
+  gated = silu(up + up) * up
+  return x + normed, turned, gated
+}}
+"""
+"""What is no product in a layer whose feedforward is four times as wide."""
+
+
 def _elementwise(on: torch.device, dtype: DType, *, large: bool) -> float:
-    """Bytes a second of what operations of a layer that are no products read and write: a function, a product of two
-    values, and a sum into memory that is new."""
+    """Bytes a second of what operations of a layer that are no products read and write, as `cost.offloading.sizes`
+    counts them: of x 8 in a norm, 2 as it is turned and 3 as it is added, of what is wide 8."""
     import torch
-    from torch.nn import functional
 
-    rows, size = (4096, 8192) if large else (1024, 1024)
-    x, other, residual = (_numbers((rows, size), dtype, on) for _ in range(3))
+    from shardwright.backends.torch.blocks import Values, block_of
+    from shardwright.backends.torch.kernels.prepared import Common
 
-    def run() -> None:
-        torch.add(functional.silu(x, inplace=True).mul_(other), residual)
-
-    return (2 + 3 + 3) * x.numel() * x.element_size() / _seconds(run, on)
+    rows, width = (4096, 4096) if large else (1024, 512)
+    wide, heads = 4 * width, width // 64
+    text = _ELEMENTWISE.format(rows=rows, heads=heads, width=width, wide=wide, dtype=dtype)
+    program = elaborate(parse(Source("<elementwise>", text)))
+    func, common = program.func("layer"), Common()
+    block = block_of(program, func, on)
+    shapes = {value.name: tuple(dim.size for dim in value.shape.dims) for value in func.params}
+    given = {name: _numbers(shape, dtype, on) for name, shape in shapes.items() if name != "at"}
+    given["at"] = torch.arange(rows, device=on)
+    seconds = _seconds(lambda: block.run(Values(dict(given), common)), on)
+    return rows * (13 * width + 8 * wide) * dtype.bits / 8 / seconds
 
 
 def _copy(on: torch.device, *, to_device: bool) -> float:
@@ -223,21 +247,40 @@ def _copy(on: torch.device, *, to_device: bool) -> float:
         memory.close()
 
 
-def _attention(on: torch.device, dtype: DType) -> float:
-    """Bytes a second of keys and values, as a cache has them, that queries of one position attend to."""
+_LONG_CACHES, _SHORT_CACHES = (16, 256, 2), (32, 32, 8)
+"""Rows, positions and layers of caches that are attended to: as many bytes of both, too many to be in a cache of the
+processor when their turn comes again."""
+
+_ATTENDING = 8
+"""Heads of what attends."""
+
+
+def _attention(on: torch.device, dtype: DType) -> tuple[float, float]:
+    """Bytes a second of keys and values, as a cache has them, that queries of one position attend to; and the seconds
+    that a row of queries of one head takes beside them."""
+    (nbytes, long), (_, short) = (_attended(on, dtype, *sizes) for sizes in (_LONG_CACHES, _SHORT_CACHES))
+    few, many = (rows * layers * _ATTENDING for rows, _, layers in (_LONG_CACHES, _SHORT_CACHES))
+    each = max(0.0, short - long) / (many - few)
+    return nbytes / (long - few * each if few * each < long / 2 else long / 2), each
+
+
+def _attended(on: torch.device, dtype: DType, rows: int, positions: int, layers: int) -> tuple[float, float]:
+    """The bytes of keys and values in caches, and the seconds that attention to them takes."""
     from shardwright.backends.torch.kernels import compute
     from shardwright.backends.torch.tensors import NamedTensor
     from shardwright.ir import ops
     from shardwright.ir.types import Dim, Shape
 
-    rows, positions, heads, size = 16, 256, 16, 64
-    sizes = {"T": positions, "B": rows, "K": heads, "D": size}
+    sizes = {"T": positions, "B": rows, "K": _ATTENDING, "D": 64}
     operation = ops.Attend("T", "D", scale=0.125)
-    kept = [NamedTensor(_numbers(tuple(sizes.values()), dtype, on), tuple(sizes), dtype) for _ in range(2)]
-    q = NamedTensor(_numbers((rows, heads, size), dtype, on), ("B", "K", "D"), dtype)
+    caches = [
+        [NamedTensor(_numbers(tuple(sizes.values()), dtype, on), tuple(sizes), dtype) for _ in range(2)]
+        for _ in range(layers)
+    ]
+    q = NamedTensor(_numbers((rows, _ATTENDING, 64), dtype, on), ("B", "K", "D"), dtype)
     result = Shape(dtype, tuple(Dim(name, sizes[name]) for name in "BKD"))
-    nbytes = sum(each.tensor.numel() * each.tensor.element_size() for each in kept)
-    return nbytes / _seconds(lambda: compute(operation, [q, *kept], [result], on), on)
+    nbytes = sum(each.tensor.numel() * each.tensor.element_size() for kept in caches for each in kept)
+    return nbytes, _seconds(lambda: [compute(operation, [q, *kept], [result], on) for kept in caches], on)
 
 
 def _dequantized(on: torch.device, dtype: DType) -> float:
@@ -401,6 +444,7 @@ disk_read = 1
 disk_write = 1
 store_hidden = 1
 cache_passes = {attention:.4g} # attention on the device, against reading weights
+attention_row_s = {values["attention_row_s"]:.4g} # a row of queries of one head, beside its scores
 elementwise = {values["weights_bytes_per_s"] / values["elementwise_bytes_per_s"]:.4g}
 knee = {values["knee"]:.3g}
 quantization_bytes = {values["weights_bytes_per_s"] / values["dequantized_per_s"]:.4g}
