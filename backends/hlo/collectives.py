@@ -45,6 +45,9 @@ Branches = tuple[tuple[int, int], ...]
 """Conditionals around a computation, the outermost first, by numbers of their own, each with the branch that it is in.
 Of the branches of one only one runs."""
 
+Receivers = frozenset[int] | None
+"""Devices by their numbers, None for all."""
+
 
 @dataclass(frozen=True)
 class CompiledCollective:
@@ -72,6 +75,11 @@ class CompiledCollective:
     """The branches that it runs in."""
     made_by: tuple[SourceFrame, ...] = ()
     """The source frames of the instructions that make its operands, for a collective without frames of its own."""
+
+    @property
+    def receivers(self) -> Receivers:
+        """The devices that receive something."""
+        return frozenset(target for source, target in self.pairs if source != target) if self.op == "permute" else None
 
     @property
     def bytes(self) -> int:
@@ -128,6 +136,16 @@ def most(found: Sequence[tuple[Branches, int]]) -> int:
             (conditional, branch), *inner = branches
             ways.setdefault(conditional, {}).setdefault(branch, []).append((tuple(inner), number))
     return total + sum(max(map(most, each.values())) for each in ways.values())
+
+
+def most_received(found: Sequence[tuple[Branches, int, Receivers]]) -> int:
+    """The most that one device receives of bytes which these devices do, of the branches of a conditional in those in
+    which that is most."""
+    named = frozenset[int]().union(*(receivers for _, _, receivers in found if receivers is not None))
+    return max(
+        most([(branches, nbytes) for branches, nbytes, receivers in found if receivers is None or device in receivers])
+        for device in (-1, *named)
+    )
 
 
 def executed(module: HloModule) -> Iterator[tuple[Computation, int | None, Instruction | None, Branches]]:

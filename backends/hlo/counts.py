@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of, most
+from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of, most, most_received
 from shardwright.backends.hlo.module import HloError, parse
 
 
@@ -22,12 +22,12 @@ class Counts:
     @property
     def bytes(self) -> int:
         """Bytes that a device receives, in the branches that receive most."""
-        return most([(c.branches, c.bytes) for c in self.collectives])
+        return most_received([(c.branches, c.bytes, c.receivers) for c in self.collectives])
 
     @property
     def bytes_with_reduce_scatters(self) -> int:
         """The same, all-reduces that are sliced at once counted as the reduce-scatters that they could be."""
-        return most([(c.branches, c.lower_bound) for c in self.collectives])
+        return most_received([(c.branches, c.lower_bound, c.receivers) for c in self.collectives])
 
 
 def count(text: str) -> Counts:

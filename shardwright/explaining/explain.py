@@ -374,6 +374,7 @@ def _collective_reports(
                 f"{file}:{place[1]}" if place else None,
                 beside.get(collective.name, ()),
                 branches=collective.branches,
+                receivers=collective.receivers,
             )
         )
     return tuple(reports)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwright.backends.hlo.collectives import Branches
+    from shardwright.backends.hlo.collectives import Branches, Receivers
     from shardwright.backends.hlo.kernels import CompiledKernel
     from shardwright.ir.diagnostics import DiagnosticError
 
@@ -33,6 +33,8 @@ class CollectiveReport:
     beside_s: float | None = None
     branches: Branches = ()
     """The branches that it runs in: conditionals by numbers of their own, the outermost first, each with its branch."""
+    receivers: Receivers = None
+    """The chips that receive something."""
 
     def as_json(self) -> dict[str, Any]:
         """The keys that `explain --json` promises."""
@@ -40,7 +42,7 @@ class CollectiveReport:
             "axes": list(self.axes), "statements": list(self.statements), "beside": list(self.beside),
             "branches": [list(each) for each in self.branches],
         }  # fmt: skip
-        return {**self.__dict__, **lists}
+        return {key: value for key, value in {**self.__dict__, **lists}.items() if key != "receivers"}
 
     @property
     def hidden_by(self) -> str:
@@ -129,10 +131,10 @@ class FunctionReport:
 
     @property
     def bytes_received(self) -> int:
-        """The sum; of the branches of a conditional those of the one that receives most."""
-        from shardwright.backends.hlo.collectives import most
+        """What the chip receives that receives most, in the branches of conditionals where that is most."""
+        from shardwright.backends.hlo.collectives import most_received
 
-        return most([(collective.branches, collective.bytes_received) for collective in self.collectives])
+        return most_received([(each.branches, each.bytes_received, each.receivers) for each in self.collectives])
 
     @property
     def all_trips(self) -> bool:

@@ -201,6 +201,25 @@ def test_a_broadcast_goes_along_the_axes_of_its_groups() -> None:
     assert collective.axes(MESH) == ("data",)
 
 
+@pytest.mark.parametrize(
+    ("second", "nbytes"),
+    [
+        ("{{0,1},{2,3},{4,5},{6,7}}", 512),  # the same devices receive again
+        ("{{1,0},{3,2},{5,4},{7,6}}", 256),  # the others do
+        ("{{1,0},{3,2},{5,4},{6,7}}", 512),  # one of them does
+        ("{{1,1},{3,3},{5,5},{1,0}}", 256),  # what keeps its own part receives nothing
+    ],
+)
+def test_a_module_receives_what_one_device_does(second: str, nbytes: int) -> None:
+    first = "  %a = f16[8,16]{1,0} collective-permute(%p), source_target_pairs={{0,1},{2,3},{4,5},{6,7}}"
+    then = f"  ROOT %c = f16[8,16]{{1,0}} collective-permute(%a), source_target_pairs={second}"
+    counted = count(module(f"{first}\n{then}"))
+    assert (counted.bytes, counted.number) == (nbytes, 2)
+    gathered = then.replace("(%a)", "(%b)")
+    between = "  %b = f16[8,16]{1,0} all-reduce(%a), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add"
+    assert count(module(f"{first}\n{between}\n{gathered}")).bytes == nbytes + 256
+
+
 # ---------------------------------------------------------------- what accelerators' compilers write
 
 COUNTED = """
