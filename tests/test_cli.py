@@ -312,7 +312,7 @@ def test_a_full_disk(arguments: list[str], full: str, buffered: str, tmp_path: P
     with Path("/dev/full").open("wb") as stream:
         environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
         done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False, env=environment)
-    where = f"{full}: error: no space left on device [file]\n"
+    where = f"{full}: error: no space left on device [file]\nnote: make room there, or write to another disk\n"
     assert (done.returncode, done.stderr) == (1, where)
 
 

@@ -75,6 +75,7 @@ EXTRAS = {
 OK, FAULT, USAGE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 _TAKES_NO_MORE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_MAKE_ROOM = "make room there, or write to another disk"
 
 
 class Command(Protocol):
@@ -111,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise
             _abandon(sys.stdout)
             why = os.strerror(error.errno).lower()
-            print(f"standard output or temporary files: error: {why} [file]", file=sys.stderr)
+            print(f"standard output or temporary files: error: {why} [file]\nnote: {_MAKE_ROOM}", file=sys.stderr)
             return FAULT
         except SystemExit as leaving:  # argparse leaves this way, after --help (0) and after wrong usage (2)
             return leaving.code if isinstance(leaving.code, int) else OK
@@ -164,7 +165,7 @@ def _complete() -> None:
 
 
 def _execute(name: str, command: Command, args: argparse.Namespace) -> int:
-    from shardwright.ir.diagnostics import CompilerFault, DiagnosticError, Source, fault
+    from shardwright.ir.diagnostics import NOWHERE, CompilerFault, DiagnosticError, Source, fault
 
     try:
         return command.execute(args)
@@ -187,7 +188,8 @@ def _execute(name: str, command: Command, args: argparse.Namespace) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        failed = fault("file", (error.strerror or "cannot be used").lower())
+        notes = [_MAKE_ROOM] if error.errno in _TAKES_NO_MORE else []
+        failed = fault("file", (error.strerror or "cannot be used").lower(), NOWHERE, *notes)
         failed.source = Source(os.fsdecode(error.filename), "")
         _report(failed, args)
     return FAULT

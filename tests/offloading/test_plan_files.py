@@ -135,6 +135,14 @@ def test_programs_that_are_no_policies() -> None:
         assert message in str(caught.value)
 
 
+def test_what_leaves_its_placement_open_is_told_with_its_line() -> None:
+    text = opened(model("4,1,0,100,0,100,0,100", 4), "weights")
+    with pytest.raises(DiagnosticError) as caught:
+        policy_in(program(text))
+    line = caught.value.diagnostics[0].span.line
+    assert text.splitlines()[line - 1].strip() == "embed: f32 VE on ?"
+
+
 def test_the_mean_of_placements_that_differ() -> None:
     made = model("4,1,0,100,0,100,0,100", 4)
     weights = tuple(

@@ -242,10 +242,11 @@ def policy_in(program: Program) -> Policy:
     for kinds in outline.groups.values():
         for name, kind in kinds.items():
             if kind.placement is None:
+                written = (value for value in (*program.weights, *program.state) if value.name == name)
                 raise fault(
                     "bad-policy",
                     f"{name}: {kind} leaves its placement open",
-                    NOWHERE,
+                    next((value.span for value in written), NOWHERE),
                     "shardwright offload FILE --machine NAME --plan-only -o OUT.shard fills it",
                 )
     shares: dict[str, Shares] = {}
