@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,8 +29,17 @@ _TRIED = 16
 _SUBSETS = 8
 """Open values of which every subset may lie on the device; of more, those whose copies take longest for a byte."""
 
-_FOR_EACH = 0.2
+_FOR_ALL_HELD = 0.4
+"""Of the time, for the layouts on a device that holds everything, which give a bound."""
+
+_FOR_EACH = 0.1
 """Of the time, for the layouts of one filling."""
+
+_FOR_TRYING = 0.7
+"""Of the time, after which no further filling is tried."""
+
+
+_SECONDS = SECONDS / _FOR_ALL_HELD
 
 
 @dataclass(frozen=True)
@@ -77,20 +87,21 @@ class FilledMemories:
 
 
 def memories_chosen(
-    program: Program, objective: Objective, seconds: float = SECONDS, *, whole: bool = False
+    program: Program, objective: Objective, seconds: float = _SECONDS, *, whole: bool = False
 ) -> FilledMemories:
-    """The program with every `on ?` of its weights and state filled. Raises where it does not fit with all of them on
-    the host, or where what does not fit has no host to lie on; as `passes.compiling.choosing.search` else."""
+    """The program with every `on ?` of its weights and state filled, for which about so many `seconds` are there.
+    Raises where it does not fit with all of them on the host, or where what does not fit has no host to lie on; as
+    `passes.compiling.choosing.search` else."""
     from shardwright.passes.compiling.choosing import search
 
     opened = open_memories(program)
     if not opened:
         return FilledMemories(program)
+    end = time.monotonic() + _FOR_TRYING * seconds
     device, on_host = ({value.name: tier for value in opened} for tier in (ON_DEVICE, ON_HOST))
     everything, limit = _filled(program, device), objective.chip.memory_bytes
-    free = search(
-        on_device(everything), replace(objective, chip=replace(objective.chip, memory_bytes=math.inf)), seconds
-    )
+    roomy = replace(objective, chip=replace(objective.chip, memory_bytes=math.inf))
+    free = search(on_device(everything), roomy, _FOR_ALL_HELD * seconds)
 
     def filled(placements: Mapping[str, Placement], found: SearchResult) -> FilledMemories:
         bound = free.bound_s + least_copies_s(program, objective)
@@ -118,6 +129,8 @@ def memories_chosen(
             break
     for value in [] if whole else kept:
         share = math.floor(100 * (limit - best.peak) / max(1, value.nbytes))
+        if time.monotonic() > end:
+            break
         if chosen[value.name] == ON_HOST and value.largest and 0 < share < 100:
             spread = Placement(((Tier.DEVICE, float(share)), (Tier.HOST, 100.0 - share)), value.largest)
             with suppress(DiagnosticError):

@@ -71,12 +71,19 @@ def search(
     After `seconds` no further prices are tried, and what was found so far is returned with the bound so far: a first
     choice may take longer, save where one that fits is `known`, which is returned where nothing better is found.
     """
+    began = time.monotonic()
     filled = memories_chosen(program, objective, seconds)
+    before = filled.found and filled.found.but(objective=objective)
+    if before is not None and options is None and before.bound_s >= before.objective_s * (1 - ENOUGH):
+        return before.but(status="optimal", seconds=time.monotonic() - began)
     copies = (Offload(),) if off_device(filled.program) else ()
-    found = choose(run_passes(filled.program, (*copies, Decompose(), Cleanup())), objective, seconds, options, known)
-    bound = found.bound_s if filled.found is None else min(found.bound_s, filled.found.bound_s)
+    left = seconds - (time.monotonic() - began)
+    found = choose(
+        run_passes(filled.program, (*copies, Decompose(), Cleanup())), objective, left, options, known or before
+    )
+    bound = found.bound_s if before is None else min(found.bound_s, before.bound_s)
     closed = found.status == "optimal" and bound >= found.objective_s * (1 - ENOUGH)
-    return found.but(status="optimal" if closed else "feasible", bound_s=bound)
+    return found.but(status="optimal" if closed else "feasible", bound_s=bound, seconds=time.monotonic() - began)
 
 
 def choose(

@@ -19,6 +19,7 @@ from shardwright.cost.hardware.networks import NetworkLevel, Switched
 from shardwright.ir.diagnostics import DiagnosticError, Source
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_HOST, Tier
+from shardwright.passes.compiling import choosing
 from shardwright.passes.compiling.choose_memories import ChooseMemories
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult
@@ -190,3 +191,21 @@ def test_memories_are_chosen_as_the_command_says(
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
     assert "host" in said[0]
+
+
+def test_all_searches_of_a_program_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memories that are found in none of it, the seconds that they are given are those of one search."""
+    given: list[float] = []
+    choose = choosing.choose
+
+    def told(made: Program, objective: Objective, seconds: float = 60.0, *more: object) -> SearchResult:
+        given.append(seconds)
+        return choose(made, objective, 0.0, None, more[1] if isinstance(more[1], SearchResult) else None)
+
+    monkeypatch.setattr(choosing, "choose", told)
+    found = search(program(), on(2.7e7), 1000.0)
+    assert found.fits
+    *before, last = given
+    assert before[0] == pytest.approx(400)
+    assert before[1:] == pytest.approx([100] * len(before[1:]))
+    assert 990 < last < 1000
