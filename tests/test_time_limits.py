@@ -65,3 +65,23 @@ def test_nothing_fits(solver: str) -> None:
 def tight(memory: float, solver: str) -> SearchResult:
     chip = replace(load_chip("tpu-v4"), memory_bytes=memory)
     return search(load(Source("tight", TIGHT)), replace(Objective.on(chip), solver=solver), 300.0)
+
+
+GATHERED = """
+mesh x=4 y=2
+dim B=8 E=2048 F=64
+weights { w: bf16 EF? }
+
+func f(x: bf16 BE?) -> bf16 BF? {
+  normed = x * rsqrt(sum[E](x * x))
+  return normed @[E] w
+}
+"""
+
+
+@pytest.mark.parametrize("memory", [72_273, 50_000])
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+def test_what_fits_when_weights_stay_small_where_they_are_used(memory: int, limit: float) -> None:
+    """Gathered, the weight alone takes 262,144 bytes."""
+    chip = replace(load_chip("a100-80g"), memory_bytes=memory)
+    assert search(load(Source("gathered", GATHERED)), Objective.on(chip), limit).fits

@@ -157,7 +157,8 @@ def attend_some(
 ) -> tuple[Tensor, Tensor]:
     """Attention, of so few queries that the mask has room, by the kernel that fits; the sum with `lse` alone.
 
-    A CPU's products in 16 bits are slow: of few queries they are in f32, of as many rows as lie in its caches.
+    A CPU's products in 16 bits are slow: of few queries they are in f32, of as many rows as lie in its caches. Its
+    kernel is, where a row has few scores.
     """
     if q.device.type == "cpu" and q.element_size() == 2 and q.shape[1] * q.shape[2] <= 8:
         n = max(1, (torch.get_num_threads() << 20) // (8 * k.shape[2] * k.shape[3]))
@@ -168,14 +169,15 @@ def attend_some(
             parts.append(attend_some(rows, keys, values, seen, causal, scale, softcap, lse))
         mean, total = parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
         return mean.to(q.dtype), total
-    mask = None if visible is None else torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
-    if softcap or (lse and (q.device.type != "cpu" or v.shape[-1] != q.shape[-1])):
+    few = q.device.type == "cpu" and q.shape[1] * q.shape[2] * k.shape[2] <= 1024
+    if few or softcap or (lse and (q.device.type != "cpu" or v.shape[-1] != q.shape[-1])):
         scores = torch.matmul(q.float(), k.float().mT) * scale
         scores = softcap * torch.tanh(scores / softcap) if softcap else scores
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril() if causal else visible
         scores = scores if visible is None else torch.where(visible, scores, -torch.inf)
         weights, total = softmax_weights(scores, -1)
         return torch.matmul(weights.to(v.dtype).float(), v.float()), total.squeeze(-1)
+    mask = None if visible is None else torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
     if q.device.type == "cpu" and v.shape[-1] == q.shape[-1]:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # it reads rows as if they lay so
         mean, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

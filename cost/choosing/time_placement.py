@@ -166,8 +166,9 @@ class TimeSolver(Solver):
             if node in held:
                 price += _HELD * self.tie
             own = node.home >= 0 and node.name not in self.globals
-            for variable in {node.home, node.made, *(v for _, v, _ in node.uses)} if own or node.func is None else ():
-                if variable >= 0 and (price or node in held) and (variable == node.home or self.prices.live_ns):
+            used = {node.made, *(v for _, v, _ in node.uses)} if self.prices.live_ns else set[int]()
+            for variable in used | ({node.home} if own or node.func is None else set()):
+                if variable >= 0 and (price or node in held):
                     domain = domains[variable]
                     taken = self.device_bytes(node)[domain] * price
                     made.append(TableFactor((variable,), np.arange(len(domain))[:, None], taken))
