@@ -4,10 +4,10 @@
     python bench/generation.py --gpu [--platform cpu] [--steps 30] [--tiny] [--json]
 
 The model is a Llama in float32 on eight virtual CPU devices, 2x2x2. Both sides have the same weights, cache, tokens and
-logits with the same shardings; inside, ours has the layouts of the preset, and the other is `bench/plain_llama.py`,
-which has none. Steps take turns, so that what else the machine does slows both; the time is the median. Bytes that a
-device receives, and collectives, are counted in the HLO of the compiled modules; `r-s` counts XLA's all-reduces that
-are sliced at once as reduce-scatters. Exit status 1 if logits differ.
+logits with the same shardings; inside, ours has the layouts of the preset and else those of the fewest bytes, and the
+other is `bench/plain_llama.py`, which has none. Steps take turns, so that what else the machine does slows both; the
+time is the median. Bytes that a device receives, and collectives, are counted in the HLO of the compiled modules; `r-s`
+counts XLA's all-reduces that are sliced at once as reduce-scatters. Exit status 1 if logits differ.
 
 With `--gpu`, decode on one GPU, beside the least time that its memory allows and beside transformers
 (`bench/decode_floor.py`); `--platform cpu` does the same on the CPU, to see that it runs.
@@ -35,6 +35,7 @@ from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse
 from shardwright.models.importing import import_model
 from shardwright.models.layouts import PRESETS, AttentionOver
+from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def measure(preset: str, attention: AttentionOver, sizes: Sizes, steps: int) -> 
         sizes.config(), preset, MESH, sizes.B, sizes.L, cache=sizes.T, attention=attention, phases=PHASES
     ).text
     surface = elaborate(parse(Source("imported", text)))
-    program = explicit(surface)
+    program = explicit(surface, place=Place(objective="bytes"))
     rows: list[Row] = []
     for phase in PHASES:
         inputs = _inputs(surface, phase, sizes)
