@@ -14,6 +14,7 @@ _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
 _ARRAY = re.compile(r"(pred|bf16|[suf]\d+|c64|c128)(?:e\w+)?\[([\d,]*)\](?:\{([\d,]*)(?::([^}]*))?\})?")
 _TILES = re.compile(r"T((?:\([\d,]+\))+)")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?->.*\{$|^(ENTRY )?%?([\w.\-]+) \{$")
+_END = re.compile(r"\}(?:, execution_thread=.*)?\s*")  # not that of a configuration in JSON of several lines
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _REFERENCE = re.compile(r"%([\w.\-]+)")
 _BARE = re.compile(r"\s*(?:\S+\s+)?([A-Za-z_][\w.\-]*)\s*")
@@ -174,7 +175,7 @@ def parse(text: str) -> HloModule:
                 computations[current.name] = current
                 if head[1] or head[3]:
                     entry = current.name
-            elif line.startswith("}"):
+            elif _END.fullmatch(line):
                 current = None
             continue
         named = _NAME.match(line)

@@ -127,6 +127,15 @@ def test_a_loop_of_unknown_length_is_refused() -> None:
         count(module(WHILE + "body", LOOP))
 
 
+def test_a_configuration_of_several_lines_ends_no_computation() -> None:
+    kernel = """  %k = f16[8,16]{1,0} custom-call(%p), custom_call_target="k", backend_config={"cost_estimate": {
+"bytes_accessed":512,
+"flops":64
+}, "needs_layout_passes": true}
+  ROOT %c = f16[8,64]{1,0} all-gather(%k), replica_groups=[2,4]<=[8], dimensions={1}"""
+    assert [c.op for c in count(module(kernel)).collectives] == ["all_gather"]
+
+
 def test_no_listed_group_is_all_devices() -> None:
     counted = count(module("  ROOT %c = f16[8,128]{1,0} all-gather(%p), replica_groups={}, dimensions={1}"))
     assert counted.bytes == 2048 * 7 // 8
