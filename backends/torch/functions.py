@@ -169,7 +169,7 @@ def attend_some(
             parts.append(attend_some(rows, keys, values, seen, causal, scale, softcap, lse))
         mean, total = parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
         return mean.to(q.dtype), total
-    few = q.device.type == "cpu" and q.shape[1] * q.shape[2] * k.shape[2] <= 1024
+    few = q.device.type == "cpu" and q.shape[1] * q.shape[2] * k.shape[2] <= 512
     if few or softcap or (lse and (q.device.type != "cpu" or v.shape[-1] != q.shape[-1])):
         H, R = q.shape[1:3]
         scores = torch.matmul(q.float().flatten(1, 2), k.float().squeeze(1).mT).unflatten(1, (H, R)) * scale

@@ -281,6 +281,12 @@ class _Model:
         )
 
     def computation(self, part: WeightGroup, tokens: int, context: float) -> Load:
+        load = self._alone(part, tokens, context)
+        load.device *= self.runtime.prefill_factor if tokens > 1 else self.runtime.decode_factor
+        return load
+
+    def _alone(self, part: WeightGroup, tokens: int, context: float) -> Load:
+        """What the operations take one by one."""
         sizes, policy, rates, runtime = self.sizes, self.policy, self.rates, self.runtime
         batch = policy.gpu_batch
         # Where copies run ahead it is the computation that a step's overhead adds to; else `seconds` adds it.

@@ -10,12 +10,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from shardwright.cost.hardware.chips import load_machine
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.text.parser import parse
@@ -43,12 +44,31 @@ _ROWS, _FEW_ROWS = 256, 64
 _FORMATS = (DType.F32, DType.BF16, DType.F16)
 _IN_PLACE = 1e15
 """Bytes a second between a device that is the CPU and the host: nothing is copied there."""
-_TINY: dict[str, Any] = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 64,
-    "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-}  # fmt: skip
+
+
+def _llama(hidden: int, feedforward: int, heads: int, layers: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": hidden,
+        "intermediate_size": feedforward, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": heads, "max_position_embeddings": 128, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The policy of a run, the tokens of each prompt, and how many it makes."""
+
+    policy: str
+    prompt: int
+    new: int
+
+
+_TINY, _TINY_BLOCK = _llama(64, 128, 4, 8), _Block("2,2,100,0,0,100,100,0", 3, 9)
 """A model whose layers take as long as it takes to start what is in them."""
+
+_SMALL, _SMALL_BLOCK = _llama(768, 2048, 12, 3), _Block("24,1,100,0,100,0,100,0", 40, 6)
+"""One whose layers compute: about half a second of prefill."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +127,12 @@ def measure(
             "host_attention_bytes_per_s": _attention(torch.device("cpu"), chosen)[0],
             "elementwise_bytes_per_s": _elementwise(on, chosen, large=large),
             "dequantized_per_s": _dequantized(on, chosen),
-            "shares_device": 0.0 if large else _shares(chosen),
         }
         values["device_attention_bytes_per_s"], values["attention_row_s"] = _attention(on, chosen)
         values["knee"] = _knee(on, chosen, values["flops_per_s"][str(chosen)], values["weights_bytes_per_s"])
-    values |= _disk(where, readers, file_bytes(values["disk_memory_bytes"], disk_bytes))
-    values["layer_overhead_s"] = _overhead(on, chosen)
+    values |= _disk(where, readers, file_bytes(values["disk_memory_bytes"], disk_bytes), None if large else chosen)
+    _, values["layer_overhead_s"] = _layers(on, chosen, _TINY, _TINY_BLOCK)
+    values["factors"] = (1.0, 1.0) if large or chosen is DType.F16 else _factors(on, chosen, values)
     return MachineMeasurement(values, _text(values))
 
 
@@ -293,47 +313,43 @@ def _dequantized(on: torch.device, dtype: DType) -> float:
     return size * size / _seconds(lambda: dequantize(coded, size, held_as(dtype)), on)
 
 
-def _shares(dtype: DType) -> float:
-    """Where the device is the CPU: of the shorter of computation and copies, the part that the longer does not hide."""
+def _shares(dtype: DType, read: Callable[[], None]) -> float:
+    """Where the device is the CPU: of the shorter of computation and reading, the part that the longer does not hide;
+    more than 1 where they are in each other's way."""
     import torch
 
     cpu = torch.device("cpu")
     x, w = _numbers((64, 1024), dtype, cpu), _numbers((1024, 1024), dtype, cpu)
-    source = torch.zeros(1 << 25, dtype=torch.uint8)
-    target = torch.empty_like(source)
+    products = 1
 
     def computed() -> None:
         with torch.inference_mode():
             for _ in range(products):
                 _ = x @ w.t()
 
-    def copied() -> None:
-        with torch.inference_mode():
-            for _ in range(4):
-                target.copy_(source)
-
-    products, copies = 1, _seconds(copied, cpu)
-    products = max(1, round(copies / _seconds(computed, cpu)))
-    alone = _seconds(computed, cpu), copies
+    reading = _seconds(read, cpu)
+    products = max(1, round(reading / _seconds(computed, cpu)))
+    alone = _seconds(computed, cpu), reading
 
     def both() -> None:
-        thread = threading.Thread(target=copied)
+        thread = threading.Thread(target=read)
         thread.start()
         computed()
         thread.join()
 
-    return min(1.0, max(0.0, (_seconds(both, cpu) - max(alone)) / min(alone)))
+    return max(0.0, (_seconds(both, cpu) - max(alone)) / min(alone))
 
 
-def _disk(folder: Path, readers: int, nbytes: int) -> dict[str, float]:
-    """Bytes a second of writing, and of reading by one reader and by several, past the page cache and through it."""
+def _disk(folder: Path, readers: int, nbytes: int, dtype: DType | None) -> dict[str, float]:
+    """Bytes a second of writing, and of reading by one reader and by several, past the page cache and through it; and,
+    with the format of computations where these are the CPU's, what reading takes of them."""
     import torch
 
     from shardwright.backends.torch.disk import Readers, page_aligned
 
     data = torch.empty(nbytes // 8, dtype=torch.int64).random_().view(torch.uint8)
     nbytes = data.numel()
-    rates: dict[str, float] = {}
+    rates = {"shares_device": 0.0}
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         began = time.perf_counter()
         file.write(data.numpy().data)
@@ -352,13 +368,45 @@ def _disk(folder: Path, readers: int, nbytes: int) -> dict[str, float]:
                 opened = pool.open(file.name)
                 run = pool.jobs(opened, "what is measured", target, 0)
                 rates[name] = nbytes / _seconds(lambda pool=pool, run=run: pool.run(run), torch.device("cpu"))
+                if not direct and dtype is not None:
+                    rates["shares_device"] = _shares(dtype, lambda pool=pool, run=run: pool.run(run))
             finally:
                 pool.close()
     return rates
 
 
-def _overhead(on: torch.device, dtype: DType) -> float:
-    """Seconds that a layer of one batch takes in decode where there is next to nothing to compute."""
+def _factors(on: torch.device, dtype: DType, values: Mapping[str, Any]) -> tuple[float, float]:
+    """Times what its parts take alone, the seconds of a layer in prefill and in decode: new memory for each result,
+    operands that no cache has."""
+    from shardwright.cost.hardware.runtimes import load_runtime
+    from shardwright.cost.offloading.policy import parse_policy
+    from shardwright.cost.offloading.times import computation
+    from shardwright.ir.mesh import ONE_CHIP
+    from shardwright.models.importing import import_model
+    from shardwright.prediction.offloading import setting_of
+
+    model = import_model(_SMALL, "ws1d", ONE_CHIP, 1, 1).model
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, MEASURED_FILE)
+        file.write_text(_text({**values, "factors": (1.0, 1.0)}), encoding="utf-8")
+        machine = load_machine(str(file))
+    policy, prompt, new = parse_policy(_SMALL_BLOCK.policy), _SMALL_BLOCK.prompt, _SMALL_BLOCK.new
+    setting = setting_of(model, machine, load_runtime("ours"), prompt, new, dtype=dtype)
+    sizes = setting.sizes
+    taken = _layers(on, dtype, _SMALL, _SMALL_BLOCK)
+    alone = [
+        sum(
+            computation(sizes, policy, setting.runtime, setting.rates, part, tokens, context).device
+            for part in (sizes.attention, sizes.feedforward)
+        )
+        for tokens, context in ((prompt, prompt), (1, prompt + new // 2))
+    ]
+    prefill, decode = (seconds / each for seconds, each in zip(taken, alone, strict=True))
+    return prefill, decode
+
+
+def _layers(on: torch.device, dtype: DType, config: dict[str, Any], block: _Block) -> tuple[float, float]:
+    """Seconds that a layer of one batch takes, in prefill and in decode."""
     from shardwright.backends.torch.event_threads import TimedEvent
     from shardwright.cost.offloading.policy import parse_policy
     from shardwright.cost.programs.unrolling import Action
@@ -372,17 +420,20 @@ def _overhead(on: torch.device, dtype: DType) -> float:
 
     def observe(timed: TimedEvent) -> None:
         trips = dict(timed.event.trips)
-        if timed.event.action is Action.COMPUTE and trips.get("token") and {"N", "M"} <= set(trips):
+        if timed.event.action is Action.COMPUTE and "N" in trips and ("M" in trips or not trips.get("token")):
             of_layers[timed.event.trips] = of_layers.get(timed.event.trips, 0.0) + timed.end - timed.begin
 
+    policy = parse_policy(block.policy)
     with tempfile.TemporaryDirectory() as folder:
-        write_dummy(Path(folder), _TINY, dtype)
-        request = OffloadRequest(parse_policy("2,2,100,0,0,100,100,0"), dtype=dtype, device=str(on))
-        prompts = make_prompts([[1, 2, 3]] * 4, 64, None)
-        with OffloadedModel(folder, request, prompts, GenerationSettings(max_new_tokens=9), observe=observe) as model:
+        write_dummy(Path(folder), config, dtype)
+        request = OffloadRequest(policy, dtype=dtype, device=str(on))
+        prompts = make_prompts([[1] * block.prompt] * policy.block, config["vocab_size"], None)
+        settings = GenerationSettings(max_new_tokens=block.new)
+        with OffloadedModel(folder, request, prompts, settings, observe=observe) as model:
             list(model.completions())
-    taken = sorted(of_layers.values())
-    return taken[len(taken) // 2]
+    prefill = [seconds for trips, seconds in of_layers.items() if not dict(trips).get("token")]
+    decode = [seconds for trips, seconds in of_layers.items() if dict(trips).get("token")]
+    return median(prefill), median(decode)
 
 
 def _device_memory(on: torch.device) -> float:
@@ -445,6 +496,8 @@ disk_write = 1
 store_hidden = 1
 cache_passes = {attention:.4g} # attention on the device, against reading weights
 attention_row_s = {values["attention_row_s"]:.4g} # a row of queries of one head, beside its scores
+prefill_factor = {values["factors"][0]:.4g} # a layer, times what its parts take alone
+decode_factor = {values["factors"][1]:.4g}
 elementwise = {values["weights_bytes_per_s"] / values["elementwise_bytes_per_s"]:.4g}
 knee = {values["knee"]:.3g}
 quantization_bytes = {values["weights_bytes_per_s"] / values["dequantized_per_s"]:.4g}
