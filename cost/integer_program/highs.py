@@ -146,9 +146,15 @@ def _read(answer: bytes) -> Minimum:
         return Minimum(STATUSES[int(found["status"])], values if len(values) else None, float(found["bound"]))
 
 
-def linear_minimum(matrix: Matrix) -> Floats | None:
+def linear_minimum(
+    costs: Floats, lower: Floats, upper: Floats, matrix: Floats, row_lower: Floats, row_upper: Floats
+) -> Floats | None:
     """The variables of a linear program's minimum, by GLOP; None where it finds none."""
-    return solve_here(matrix, None, time.monotonic() + 60, linear=True).values
+    n_rows, n = matrix.shape
+    columns, whole = np.tile(np.arange(n), n_rows), np.zeros(n, np.bool_)
+    program = Matrix(costs, lower, upper, whole, np.full(n_rows, n), columns, matrix.ravel(), row_lower, row_upper)
+    found = solve_here(program, None, time.monotonic() + 60, linear=True)
+    return found.values if found.status == "optimal" else None
 
 
 def solve_here(matrix: Matrix, start: Floats | None, end: float, *, linear: bool = False, gap: float = 0.0) -> Minimum:
@@ -213,7 +219,7 @@ def solve_here(matrix: Matrix, start: Floats | None, end: float, *, linear: bool
     elif reason in infeasible:
         status = "infeasible"
     found: Floats | None = None
-    if result.solutions and result.solutions[0].primal_solution is not None:
+    if result.has_primal_feasible_solution():
         values = result.variable_values()
         found = np.array([values[model.get_variable(k)] for k in range(n)])
     return Minimum(status, found, float(result.termination.objective_bounds.dual_bound))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.cost.integer_program.elimination import Order, Upward, eliminate
-from shardwright.cost.integer_program.highs import Matrix, linear_minimum
+from shardwright.cost.integer_program.highs import linear_minimum
 from shardwright.cost.integer_program.problem import Choice, Floats, Problem
 
 ROUNDS = 100
@@ -120,17 +120,12 @@ def _master(cuts: list[tuple[float, Floats]], center: Floats, step: float) -> tu
     constants = np.array([constant for constant, _ in cuts]) + slopes @ center
     above = float(constants.min())
     found = linear_minimum(
-        Matrix(
-            np.append(np.zeros(n), -1.0),
-            np.append(np.maximum(-1.0, -center[wanted] / step), -np.inf),
-            np.append(np.ones(n), np.inf),
-            np.zeros(n + 1, np.bool_),
-            np.full(n_cuts, n + 1),
-            np.tile(np.arange(n + 1), n_cuts),
-            np.concatenate([-matrix / unit, np.ones((n_cuts, 1))], axis=1).ravel(),
-            np.full(n_cuts, -np.inf),
-            (constants - above) / unit,
-        )
+        np.append(np.zeros(n), -1.0),
+        np.append(np.maximum(-1.0, -center[wanted] / step), -np.inf),
+        np.append(np.ones(n), np.inf),
+        np.concatenate([-matrix / unit, np.ones((n_cuts, 1))], axis=1),
+        np.full(n_cuts, -np.inf),
+        (constants - above) / unit,
     )
     if found is None:
         return None

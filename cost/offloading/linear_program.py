@@ -9,10 +9,12 @@ so the optimum bounds every policy from below.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import astuple, dataclass, fields, replace
+
+import numpy as np
 
 from shardwright.cost.hardware.runtimes import Runtime
+from shardwright.cost.integer_program.highs import Floats, linear_minimum
 from shardwright.cost.offloading.memory import Peaks, peaks_of
 from shardwright.cost.offloading.policy import Policy, Shares
 from shardwright.cost.offloading.pricing import OffloadSetting
@@ -27,7 +29,11 @@ _TIE = 1e-4
 _FOR_EVER = 1e30
 """Seconds that no block takes on a machine that there could be."""
 
-_GROUPS = ("weights", "cache", "hidden")
+_COLUMNS = {"weights": (7, 1, 2), "cache": (8, 3, 4), "hidden": (9, 5, 6)}
+"""Of the shares on device, host and disk. Column 0 is the constant, and behind them are seconds of prefill and decode,
+those of the largest block and those of the smallest."""
+
+_ONE = np.eye(14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +54,6 @@ class RelaxedOptimum:
     hidden: Shares
 
 
-@dataclass(frozen=True)
-class _Affine:
-    """A constant, and a coefficient for host and disk share of weights, cache and hidden states."""
-
-    constant: float
-    coefficients: tuple[float, ...]
-
-
 def best_shares(
     setting: OffloadSetting, blocks: Blocks, policy: Policy, latency: float | None = None
 ) -> RelaxedOptimum | None:
@@ -65,61 +63,56 @@ def best_shares(
     Over a range of blocks memory is that of the smallest and time for a sequence that of the largest, which both only
     fall short of every block between.
     """
-    from ortools.math_opt.python import mathopt
-
     least = replace(policy, gpu_batch=blocks.least[0], n_gpu_batches=blocks.least[1])
     most = replace(policy, gpu_batch=blocks.most[0], n_gpu_batches=blocks.most[1])
-    model: Any = mathopt.Model(name="shares")
-    shares = [[model.add_variable(lb=0.0, ub=1.0) for _ in range(3)] for _ in _GROUPS]
-    for group in shares:
-        model.add_linear_constraint(group[0] + group[1] + group[2] == 1.0)
-    for name, group in zip(_GROUPS, shares, strict=True):
+    rows: list[tuple[Floats, float, float]] = []
+    for name, columns in _COLUMNS.items():
+        rows.append((_ONE[list(columns)].sum(axis=0), 1.0, 1.0))
         if name not in setting.runtime.movable:
-            own: Shares = getattr(policy, name)
-            for share, value in zip(group, (own.device, own.host, own.disk), strict=True):
-                model.add_linear_constraint(share == value)
-    elsewhere = [share for group in shares for share in group[1:]]
-
-    def total(affine: _Affine) -> Any:
-        terms = zip(affine.coefficients, elsewhere, strict=True)
-        return affine.constant + mathopt.fast_sum([value * share for value, share in terms])
-
-    for name, affine in _memory(setting, least).items():
+            own = astuple(getattr(policy, name))
+            rows += [(_ONE[column], share, share) for column, share in zip(columns, own, strict=True)]
+    for name, nbytes in _memory(setting, least).items():
         # In units of the tier's capacity, so that the solver's tolerance is relative.
         limit = setting.limits[name.partition("_")[0]]
-        if limit or any(affine.coefficients):
+        if limit or nbytes[1:].any():
             unit = max(limit, 1.0)
-            model.add_linear_constraint(total(affine) * (1 / unit) <= limit / unit)
-    objective, busy = _seconds(model, setting, most, total)
+            rows.append((nbytes / unit, -np.inf, limit / unit))
+    objective, busy = _seconds(setting, most, _ONE[10:12], rows)
     if latency is not None:
-        longest, _ = _seconds(model, setting, least, total)
-        model.add_linear_constraint(longest * (1 / latency) <= 1.0)
+        longest, _ = _seconds(setting, least, _ONE[12:], rows)
+        rows.append((longest / latency, -np.inf, 1.0))
     # Of shares that take the same time those that keep everything else least busy: what waits at steps is faster so.
-    model.minimize((objective + _TIE * busy) * (1 / most.block))
-    result = mathopt.solve(model, mathopt.SolverType.GLOP)
-    if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
+    costs = (objective + _TIE * busy) / most.block
+    matrix, lowest, highest = (np.array(part) for part in zip(*rows, strict=True))
+    upper = np.where(np.arange(1, len(costs)) < 10, 1.0, np.inf)
+    constants = matrix[:, 0]
+    values = linear_minimum(
+        costs[1:], np.zeros_like(upper), upper, matrix[:, 1:], lowest - constants, highest - constants
+    )
+    if values is None:
         return None
-    values = result.variable_values()
-    found = [Shares(*(min(1.0, max(0.0, values[share])) for share in group)) for group in shares]
+    values = np.array([1.0, *values])
+    found = [Shares(*np.clip(values[list(columns)], 0.0, 1.0).tolist()) for columns in _COLUMNS.values()]
     # None of the groups is busy longer than everything takes, so the ties' part is at most so much of the rest.
-    seconds = result.objective_value() / (1 + _TIE * len(_serial(setting.runtime)))
+    seconds = float(costs @ values) / (1 + _TIE * len(_serial(setting.runtime)))
     return RelaxedOptimum(seconds, *found)
 
 
-def _seconds(model: Any, setting: OffloadSetting, policy: Policy, total: Any) -> tuple[Any, Any]:
-    """A variable for each phase, at least as long as each of its resources is busy, and what all of these are busy.
-    Groups of a pipeline are as many batches as each has at least, so that no block of fewer batches takes less time
-    for a sequence."""
+def _seconds(
+    setting: OffloadSetting, policy: Policy, phases: Floats, rows: list[tuple[Floats, float, float]]
+) -> tuple[Floats, Floats]:
+    """What the phases take, each at least as long as each of its resources is busy, which `rows` come to say, and what
+    all of these are busy. Groups of a pipeline are as many batches as each has at least, so that no block of fewer
+    batches takes less time for a sequence."""
     groups = setting.groups(policy)
     loads = _loads(setting, replace(policy, n_gpu_batches=policy.n_gpu_batches // groups))
-    longest, busy = 0.0, 0.0
-    for load, times in zip(loads, setting.rounds(groups), strict=True):
-        phase = model.add_variable(lb=0.0)
+    longest = busy = np.zeros(phases.shape[1])
+    for load, times, phase in zip(loads, setting.rounds(groups), phases, strict=True):
         for names in _serial(setting.runtime):
-            seconds = total(_sum([load[name] for name in names]))
-            model.add_linear_constraint(phase >= seconds)
-            busy += seconds * times
-        longest += phase * times
+            seconds = np.sum([load[name] for name in names], axis=0)
+            rows.append((seconds - phase, -np.inf, 0.0))
+            busy = busy + seconds * times
+        longest = longest + phase * times
     return longest, busy
 
 
@@ -130,7 +123,7 @@ def _serial(runtime: Runtime) -> tuple[tuple[str, ...], ...]:
     return (("device", "host", "blocking"), ("to_device",), ("from_device",), ("disk",), ("relayed",))
 
 
-def _loads(setting: OffloadSetting, policy: Policy) -> tuple[dict[str, _Affine], dict[str, _Affine]]:
+def _loads(setting: OffloadSetting, policy: Policy) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Busy seconds of prefill and of decode. Raises where they are more than the solver can reckon with."""
     runtime = replace(setting.runtime, whole_tensors=False)
     rates = replace(setting.rates, disk_step_s=0.0)
@@ -149,7 +142,7 @@ def _loads(setting: OffloadSetting, policy: Policy) -> tuple[dict[str, _Affine],
     return prefill, decode
 
 
-def _memory(setting: OffloadSetting, policy: Policy) -> dict[str, _Affine]:
+def _memory(setting: OffloadSetting, policy: Policy) -> dict[str, Floats]:
     """Bytes of the five constraints."""
     runtime = replace(setting.runtime, whole_tensors=False)
     made = [peaks_of(setting.stage, each, runtime) for each in _corners(policy)]
@@ -161,14 +154,13 @@ def _corners(policy: Policy) -> list[Policy]:
     everything = replace(policy, weights=_ALL, cache=_ALL, hidden=_ALL)
     return [
         everything,
-        *(replace(everything, **{group: elsewhere}) for group in _GROUPS for elsewhere in _ELSEWHERE),
+        *(replace(everything, **{group: elsewhere}) for group in _COLUMNS for elsewhere in _ELSEWHERE),
     ]
 
 
-def _affine(values: Sequence[float]) -> _Affine:
-    return _Affine(values[0], tuple(value - values[0] for value in values[1:]))
-
-
-def _sum(parts: Sequence[_Affine]) -> _Affine:
-    coefficients = zip(*(part.coefficients for part in parts), strict=True)
-    return _Affine(sum(part.constant for part in parts), tuple(map(sum, coefficients)))
+def _affine(values: Sequence[float]) -> Floats:
+    """A row: the constant, and the coefficients of what lies elsewhere."""
+    row = np.zeros(len(_ONE))
+    row[: len(values)] = values
+    row[1 : len(values)] -= values[0]
+    return row

@@ -206,12 +206,12 @@ def test_here_and_there(n: int) -> None:
 
 
 def test_a_linear_program() -> None:
-    found = linear_minimum(Matrix(
-        np.array([-1.0, -1.0]), np.array([0.0, -5.0]), np.array([2.0, 9.0]), np.zeros(2, np.bool_), np.array([2]),
-        np.arange(2), np.ones(2), np.array([-np.inf]), np.array([4.0]),
-    ))  # fmt: skip
+    costs, ones, below = np.array([-1.0, -1.0]), np.ones((1, 2)), np.array([-np.inf])
+    bounds = np.array([0.0, -5.0]), np.array([2.0, 9.0])
+    found = linear_minimum(costs, *bounds, ones, below, np.array([4.0]))
     assert found is not None
     assert found.sum() == pytest.approx(4.0)
+    assert linear_minimum(costs, *bounds, ones, below, np.array([-6.0])) is None
 
 
 def test_what_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
