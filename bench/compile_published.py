@@ -9,12 +9,13 @@ of an hour; with `--missing` only programs that are not there yet are made.
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from shardwright.prediction import phases, programs
-from shardwright.prediction.programs import Deployment, Phase, WantedProgram, heading, read_shipped, write_shipped
+from shardwright.prediction.programs import SHIPPED, Deployment, Phase, WantedProgram, digest, read_shipped, shipped
 from shardwright.reproduction import palm_frontiers
 from shardwright.reproduction.figures import FIGURES
 from shardwright.reproduction.reproduction import reproduce
@@ -52,9 +53,24 @@ def asked_for() -> dict[str, WantedProgram]:
     return asked
 
 
+def heading(text: str, passes: str) -> str:
+    """The first line of a shipped program, which says what it was made of."""
+    return f"# source {digest(text, passes)}, passes {passes}\n"
+
+
 def made(wanted: WantedProgram) -> str:
     """The program as the compiler makes it, with what it was made of in its first line."""
     return heading(wanted.text, wanted.passes) + programs.compile_text(wanted.text, wanted.passes)
+
+
+def write_shipped(texts: Mapping[str, str]) -> None:
+    """Writes them, in one step and the same bytes for the same programs."""
+    beside = SHIPPED.with_suffix(".part")
+    with ZipFile(beside, "w", ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, text in sorted(texts.items()):
+            archive.writestr(ZipInfo(name), text.encode("utf-8"), ZIP_DEFLATED)
+    beside.replace(SHIPPED)
+    shipped.cache_clear()
 
 
 def main() -> int:

@@ -26,7 +26,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 
-from shardwright.backends.hlo.counts import Counts, count
+from hlo_counts import Counts, count
+
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module
 from shardwright.backends.simulation.random_inputs import random_inputs

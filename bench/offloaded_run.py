@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from shardwright.backends.timeline.durations import token_of
 from shardwright.backends.torch.event_threads import TimedEvent
 from shardwright.cost.hardware.chips import Machine, load_machine
 from shardwright.cost.hardware.runtimes import load_runtime
+from shardwright.cost.offloading.policy import Policy
+from shardwright.cost.offloading.pricing import OffloadSetting
+from shardwright.cost.offloading.simulation import EventSpan, simulate
 from shardwright.cost.programs.unrolling import Event, Resource
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
-from shardwright.prediction.offload_timeline import run_prediction
+from shardwright.prediction.offload_timeline import event_seconds
 from shardwright.prediction.offloading import setting_of
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
@@ -110,6 +114,30 @@ def offloaded(
         setting = setting_of(model, machine, runtime, len(prompts[0]), new, page_cache=cached, dtype=dtype)
         for block in blocks:
             events: list[Event] = [timed.event for timed in sorted(block, key=lambda timed: timed.event.number)]
-            predicted += run_prediction(setting, request.policy, events)[0] if events else 0.0
+            predicted += run_prediction(setting, request.policy, events) if events else 0.0
     timed = [each for block in blocks for each in block]
     return Run([completion.new_tokens for completion in done], offloading.report, timed, predicted, processor_s)
+
+
+def run_prediction(setting: OffloadSetting, policy: Policy, events: Sequence[Event]) -> float:
+    """Seconds of a run of these events; where copies take some of the device, that part of the time in
+    which both are under way comes on top."""
+    spans = simulate(events, event_seconds(setting, policy, events), {"disk read": "disk", "disk write": "disk"})
+    end = max((span.end for span in spans), default=0.0)
+    return end + setting.runtime.shares_device * _both(events, spans)
+
+
+def _both(events: Sequence[Event], spans: Sequence[EventSpan]) -> float:
+    """Seconds in which the device computes while something is copied."""
+    changes = sorted(
+        (at, change, event.resource is Resource.DEVICE)
+        for event, span in zip(events, spans, strict=True)
+        if span.end > span.start
+        for at, change in ((span.start, 1), (span.end, -1))
+    )
+    total, last, computing, copying = 0.0, 0.0, 0, 0
+    for at, change, is_computation in changes:
+        total += at - last if computing and copying else 0.0
+        last = at
+        computing, copying = (computing + change, copying) if is_computation else (computing, copying + change)
+    return total

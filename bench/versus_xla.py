@@ -28,11 +28,11 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from global_arrays import global_function
+from hlo_counts import Counts, count
 from jax.sharding import NamedSharding, PartitionSpec
 from opening import opened
 from oracles.example_programs import NAMES, in_format, load, small
 
-from shardwright.backends.hlo.counts import Counts, count
 from shardwright.backends.jax.edges import ProgramEdges
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module

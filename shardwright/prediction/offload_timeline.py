@@ -15,7 +15,7 @@ from shardwright.backends.timeline.durations import Seconds, by_rates, token_of
 from shardwright.cost.offloading.memory import peaks_of
 from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
-from shardwright.cost.offloading.simulation import EventSpan, simulate
+from shardwright.cost.offloading.simulation import simulate
 from shardwright.cost.offloading.sizes import growing_loop, phases
 from shardwright.cost.offloading.times import BlockStep, computation, steps_of
 from shardwright.cost.programs.unrolling import Action, Event, ListedEvents, Resource, events_of
@@ -208,27 +208,3 @@ def run_seconds(setting: OffloadSetting, policy: Policy, events: Sequence[Event]
     if layers is not None:
         setting = replace(setting, sizes=replace(setting.sizes, layers=layers), devices=1)
     return event_seconds(setting, policy, events)
-
-
-def run_prediction(setting: OffloadSetting, policy: Policy, events: Sequence[Event]) -> tuple[float, list[EventSpan]]:
-    """Seconds of a run of these events, and their spans; where copies take some of the device, that part of the time in
-    which both are under way comes on top."""
-    spans = simulate(events, run_seconds(setting, policy, events), _SHARED)
-    end = max((span.end for span in spans), default=0.0)
-    return end + setting.runtime.shares_device * _both(events, spans), spans
-
-
-def _both(events: Sequence[Event], spans: Sequence[EventSpan]) -> float:
-    """Seconds in which the device computes while something is copied."""
-    changes = sorted(
-        (time, change, event.resource is Resource.DEVICE)
-        for event, span in zip(events, spans, strict=True)
-        if span.end > span.start
-        for time, change in ((span.start, 1), (span.end, -1))
-    )
-    total, last, computing, copying = 0.0, 0.0, 0, 0
-    for time, change, is_computation in changes:
-        total += time - last if computing and copying else 0.0
-        last = time
-        computing, copying = (computing + change, copying) if is_computation else (computing, copying + change)
-    return total

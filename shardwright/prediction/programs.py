@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, Literal
-from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+from zipfile import ZipFile
 
 from shardwright.cost.programs.resizing import on_mesh
 from shardwright.ir.diagnostics import DiagnosticError, Source
@@ -205,27 +205,12 @@ def digest(text: str, passes: str) -> str:
     return hashlib.sha256(f"{passes}\n{text}".encode()).hexdigest()[:16]
 
 
-def heading(text: str, passes: str) -> str:
-    """The first line of a shipped program, which says what it was made of."""
-    return f"# source {digest(text, passes)}, passes {passes}\n"
-
-
 def read_shipped() -> dict[str, str]:
     """The programs that come with the package, by their names; none where there is no file of them."""
     if not SHIPPED.exists():
         return {}
     with ZipFile(SHIPPED) as archive:
         return {name: archive.read(name).decode("utf-8") for name in archive.namelist()}
-
-
-def write_shipped(texts: Mapping[str, str]) -> None:
-    """Writes them, in one step and the same bytes for the same programs."""
-    beside = SHIPPED.with_suffix(".part")
-    with ZipFile(beside, "w", ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, text in sorted(texts.items()):
-            archive.writestr(ZipInfo(name), text.encode("utf-8"), ZIP_DEFLATED)
-    beside.replace(SHIPPED)
-    shipped.cache_clear()
 
 
 @cache

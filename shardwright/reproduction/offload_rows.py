@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Literal
 
 from shardwright.cost.hardware.chips import load_machine
 from shardwright.cost.hardware.runtimes import Runtime, load_runtime
-from shardwright.cost.offloading.calibration import Measurement
 from shardwright.cost.offloading.policy import POLICY_KEYS, Policy, parse_policy
 from shardwright.cost.offloading.pricing import OffloadSetting, PricedPolicy
 from shardwright.ir.diagnostics import DiagnosticError
@@ -77,24 +75,6 @@ class OffloadRow:
         if self.unit == "token/s":
             return plan.tokens_per_s
         return {"both": plan.seconds, "prefill": plan.prefill_s, "decode": plan.decode_s}[self.phase]
-
-    def measurement(self) -> Measurement:
-        """As calibration takes it. Raises ValueError where the row does not fit."""
-        plan = self.plan()
-        if plan is None:
-            raise ValueError(f"{self.name} does not fit")
-        seconds = self.value if self.unit == "s" else self.policy.block * self.generated / self.value
-        setting = self.setting()
-        return Measurement(
-            self.name,
-            setting.sizes,
-            plan.policy,
-            setting.machine,
-            seconds,
-            self.page_cache,
-            self.overlapped,
-            self.phase,
-        )
 
 
 def table_2() -> list[OffloadRow]:
@@ -218,15 +198,6 @@ def compared(rows: Iterable[OffloadRow]) -> list[Check]:
         statement = f"{row.policy}, {row.unit}"
         made.append(Check(row.table, row.name, statement, row.value, predicted, None, remark, row.calibrated))
     return made
-
-
-@cache
-def calibration_rows() -> tuple[Measurement, ...]:
-    """The measurements that FlexGen's constants are fitted on: its rows of tables 2 (prompt 512), 8, 19 and 21 that
-    ran. Table 22 gives the times of the same runs as table 21, and table 2 one of them again."""
-    rows = [*table_2(), *table_8(), *table_19(), *table_21()]
-    own = [row for row in rows if row.calibrated and row.system.startswith("flexgen") and row.value]
-    return tuple(row.measurement() for row in own)
 
 
 def _ablation() -> list[tuple[Mapping[str, str], str, str]]:

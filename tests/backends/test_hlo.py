@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hlo_counts import count
 
 from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of
-from shardwright.backends.hlo.counts import count
 from shardwright.backends.hlo.module import Array, HloError, SourceFrame, parse
 from shardwright.backends.hlo.statements import Statement, matched
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from calibrate_offloading import Measurement, calibrate
 
 from shardwright.cost.hardware.chips import load_machine
 from shardwright.cost.hardware.runtimes import NAMES, Runtime, load_runtime, rates_of, runtime_names
-from shardwright.cost.offloading.calibration import Measurement, calibrate
 from shardwright.cost.offloading.group_quantization import INT4, INT8
 from shardwright.cost.offloading.linear_program import Blocks, best_shares
 from shardwright.cost.offloading.memory import attends_on_host, peaks_of
@@ -385,7 +385,7 @@ def test_calibration_finds_the_constants_that_made_the_times() -> None:
     sizes = small(512, 32)
     texts = ("8,1,0,100,100,0,100,0", "1,1,0,100,100,0,100,0", "64,4,0,100,0,100,0,100", "32,4,100,0,0,100,100,0",
              "1,1,0,0,100,0,100,0", "8,8,100,0,0,0,100,0", "64,8,100,0,100,0,100,0")  # fmt: skip
-    rows = [Measurement(text, sizes, parse_policy(text), T4, 1.0) for text in texts] * 4
+    rows = [Measurement(sizes, parse_policy(text), T4, 1.0) for text in texts] * 4
     rows = [replace(row, seconds=row.predicted_s(made)) for row in rows]
     found = calibrate(rows, FLEXGEN)
     assert found.link == pytest.approx(true.link, rel=0.03)

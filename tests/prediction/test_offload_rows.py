@@ -10,10 +10,10 @@ from statistics import median
 from types import SimpleNamespace
 
 import pytest
+from calibrate_offloading import calibrate, calibration_rows
 
 from shardwright.cost.hardware.chips import load_machine
 from shardwright.cost.hardware.runtimes import load_runtime
-from shardwright.cost.offloading.calibration import calibrate
 from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.offloading.pricing import PricedPolicy
@@ -24,7 +24,6 @@ from shardwright.prediction.offloading import best_plan, frontier, model_sizes, 
 from shardwright.reproduction.frontier_plot import draw_frontier
 from shardwright.reproduction.offload_rows import (
     OffloadRow,
-    calibration_rows,
     checks,
     table_2,
     table_21,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import pytest
-from compile_published import EXAMPLES, asked_for
+from compile_published import EXAMPLES, asked_for, heading
 
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.mesh import Mesh
@@ -18,7 +18,6 @@ from shardwright.prediction.programs import (
     WantedProgram,
     batch_axes,
     compile_text,
-    heading,
     phase_program,
     read_shipped,
     wanted_program,
