@@ -47,7 +47,7 @@ def graph_text(
 
     funcs = [program.func(func)] if func is not None else list(program.funcs)
     body: Any = graphviz.Digraph("program")
-    picture = Picture(program, body, source, annotations or {}, folded, shapes)
+    picture = Picture(program, source, annotations or {}, folded, shapes)
     for number, one in enumerate(funcs):
         with body.subgraph(name=f"cluster_f{number}") as cluster:
             cluster.attr(**_func_style(one))

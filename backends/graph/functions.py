@@ -168,7 +168,7 @@ class FunctionDrawer(NodeDrawer):
             if isinstance(operand, str):
                 self.edge(operand, node, scope)
         for value in statement.results:
-            self.origins[value.name] = Origin(node, value.name, value.marking, False, definition, self.picture.n_nodes)
+            self.origins[value.name] = Origin(node, value.marking, False, definition, self.picture.n_nodes)
 
     def folded(self, fold: Fold, statement: Let, scope: Scope) -> None:
         """The node of a fold, at its first statement, with what any of them uses of others."""
@@ -185,9 +185,7 @@ class FunctionDrawer(NodeDrawer):
                 self.edge(operand, fold.node, scope)
         definition = self.definition(statement)
         for value in statement.results:
-            self.origins[value.name] = Origin(
-                fold.node, value.name, value.marking, False, definition, self.picture.n_nodes
-            )
+            self.origins[value.name] = Origin(fold.node, value.marking, False, definition, self.picture.n_nodes)
         if statement is fold.members[-1]:
             self.unfold(fold, scope)
 
@@ -233,7 +231,7 @@ class FunctionDrawer(NodeDrawer):
         label = f"{font('set', size=9, colour=FAINT)} <B>{escaped(statement.state)}</B><BR/>{self.typed(kind)}"
         node = self.node(STATE, label, lines)
         self.edge(statement.operand, node, scope)
-        self.origins[statement.state] = Origin(node, statement.state, Marking.DEMANDED, True, tuple(lines))
+        self.origins[statement.state] = Origin(node, Marking.DEMANDED, True, tuple(lines))
 
     def loop(self, statement: Loop, scope: Scope, trips: int) -> None:
         count = self.program.sizes(self.func)[statement.dim]
@@ -273,7 +271,7 @@ class FunctionDrawer(NodeDrawer):
         changed = {name for name, origin in self.origins.items() if before.get(name) != origin}
         self.origins = {n: o for n, o in before.items() if n not in changed or n not in self.program.state_names}
         for value, end in zip(statement.results, ends, strict=True):
-            self.origins[value.name] = Origin(end, value.name, value.marking, False, self.definition(statement))
+            self.origins[value.name] = Origin(end, value.marking, False, self.definition(statement))
 
     def carried(self, statement: Loop, initials: Sequence[Origin], scope: Scope, made: list[str]) -> None:
         """The nodes of the values that a loop begins a trip with."""
@@ -284,7 +282,7 @@ class FunctionDrawer(NodeDrawer):
             lines = [f"carried: {carry.value.name}: {kind}", *tooltip_of(kind, self.mesh)]
             node = self.node(CARRIED, label, lines)
             self.join(initial, carry.initial, node, scope)
-            self.origins[carry.value.name] = Origin(node, carry.value.name, carry.value.marking, True)
+            self.origins[carry.value.name] = Origin(node, carry.value.marking, True)
             made.append(node)
         if statement.index is not None:
             self.index(statement)
@@ -303,7 +301,7 @@ class FunctionDrawer(NodeDrawer):
         if value.name in self.used:
             label = f"<B>{escaped(value.name)}</B> {self.typed(value.type)}"
             node = self.node(CARRIED, label, [f"{value.name}: the trip, from 0 on"])
-            self.origins[value.name] = Origin(node, value.name, Marking.DEMANDED, True)
+            self.origins[value.name] = Origin(node, Marking.DEMANDED, True)
 
     def ends(self, statement: Let, scope: Scope) -> None:
         """A point at the end of each value that nothing uses, so that its type is seen."""

@@ -61,7 +61,6 @@ class Picture:
     """The drawing that the functions of one picture share."""
 
     program: Program
-    body: Any
     source: Source | None
     annotations: Annotations
     folded: bool = True
@@ -83,7 +82,6 @@ class Origin:
     """
 
     node: str
-    name: str
     marking: Marking
     labelled: bool
     definition: tuple[str, ...] = ()
@@ -138,7 +136,7 @@ class NodeDrawer:
         def again() -> str:
             return self.node(look, f"<B>{escaped(value.name)}</B><BR/>{self.typed(value.type)}", lines)
 
-        return Origin(again(), value.name, value.marking, True, at=self.picture.n_nodes, again=again)
+        return Origin(again(), value.marking, True, at=self.picture.n_nodes, again=again)
 
     def near_origin(self, name: str, scope: Scope) -> Origin:
         """Where an edge to the node being drawn starts: the value's node, or a repetition where that is far. Into loops

@@ -13,7 +13,7 @@ from shardwright.backends.hlo.module import Computation, HloModule, Instruction,
 from shardwright.backends.hlo.trips import trips_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"(\d+)","bytes_accessed":"(\d+)"')
+_STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"\d+","bytes_accessed":"(\d+)"')
 _CUBLAS = 'custom_call_target="__cublas$'
 _DIMS = re.compile(r'\b(lhs|rhs)_(batch|contracting)_dim(?:ension)?s"?[=:][{\[]([\d",]+)')
 _FUSIONS = frozenset({"fusion", "fusion-start"})
@@ -65,7 +65,6 @@ class StatedWork:
     """The work that a kernel of the module's own (Pallas) says it does, for the compiler knows nothing of it."""
 
     flops: int
-    transcendentals: int
     nbytes: int
 
 

@@ -19,8 +19,7 @@ from shardwright.ir.walk import lets
 class MovementTraffic:
     """A movement of a function, the type that it moves, and what one chip receives for it.
 
-    `bytes_once` is for one execution, and `trips` how often the loops around it execute it. `communicates` says
-    whether chips wait for each other, which slices and collectives over axes of one chip do not make them do.
+    `bytes_once` is for one execution, and `trips` how often the loops around it execute it.
     """
 
     statement: Let
@@ -28,7 +27,6 @@ class MovementTraffic:
     operand: TensorType
     bytes_once: int
     trips: int
-    communicates: bool
 
     @property
     def bytes(self) -> int:
@@ -45,11 +43,6 @@ class Traffic:
     def bytes(self) -> int:
         """Bytes that one chip receives in all."""
         return sum(moved.bytes for moved in self.movements)
-
-    @property
-    def collectives(self) -> int:
-        """Communicating steps, as often as they are executed."""
-        return sum(moved.trips for moved in self.movements if moved.communicates)
 
 
 def bytes_received(program: Program, func: Func) -> Traffic:
@@ -81,5 +74,4 @@ def _received(
         raise TypeError(f"{name}: {operand} still has holes")
     trips = math.prod(sizes[loop.dim] for loop in scope.loops)
     collective = collective_of(operation, operand, program.mesh, orders)
-    once, axes = (0, ()) if collective is None else (collective.received, collective.axes)
-    return MovementTraffic(statement, operation, operand, once, trips, bool(axes))
+    return MovementTraffic(statement, operation, operand, collective.received if collective else 0, trips)

@@ -54,9 +54,6 @@ class WeightGroup:
     def matrix_elements(self) -> int:
         return sum(tensor.elements for tensor in self.tensors if tensor.matrix)
 
-    def stored_bytes(self, quantized: GroupQuantization | None) -> float:
-        return sum(tensor.stored_bytes(quantized) for tensor in self.tensors)
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -94,10 +91,6 @@ class Sizes:
     @property
     def layer_bytes(self) -> int:
         return self.attention.bytes + self.feedforward.bytes
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.layers * self.layer_bytes + self.embedding.bytes + self.unembedding.bytes
 
     def parts(self, *, tied: bool = False) -> tuple[tuple[WeightGroup, int], ...]:
         """Each part with how often the model has it; with `tied` what several have is the first one's alone."""

@@ -93,10 +93,6 @@ class BlockTimes:
         return self.prefill.seconds + self.decode.seconds
 
     @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
     def bound_by(self) -> str:
         """The resource that bounds the most seconds."""
         bounding = self.prefill.bounding + self.decode.bounding

@@ -54,10 +54,6 @@ class Cost:
     between_stages_bytes: int = 0
 
     @property
-    def calibrated(self) -> bool:
-        return self.priced_by == "calibrated"
-
-    @property
     def expected_error(self) -> float | None:
         """How far above the predicted times measured ones may be, relative; None for the reference chip."""
         return expected_error(self.chip, self.priced_by)

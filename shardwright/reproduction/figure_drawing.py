@@ -40,10 +40,6 @@ class Panel:
     y_scale: Scale = "linear"
     percent: bool = False
 
-    def curve(self, label: str) -> Curve:
-        """The curve of this label."""
-        return next(curve for curve in self.curves if curve.label == label)
-
 
 @dataclass(frozen=True)
 class Figure:

@@ -14,7 +14,6 @@ from shardwright.ir.walk import as_written, defined, reads, statements, values_i
 if TYPE_CHECKING:
     from shardwright.cost.programs.program_cost import Cost
     from shardwright.ir.text import syntax
-    from shardwright.passes.base import Proof
 
 Level = Literal["surface", "explicit"]
 
@@ -47,12 +46,10 @@ class Glance:
 class ValueFacts:
     """A value that the author named: its type, and what a chip holds of it. `place` is its name in the text."""
 
-    func: str
     name: str
     place: Span
     type: str
     found: bool
-    op: str
     chip_shape: tuple[int, ...]
     chip_bytes: int
 
@@ -96,7 +93,6 @@ class Examination:
     explicit: Program | None = None
     text: str = ""
     """The explicit program as it is printed."""
-    proof: Proof | None = None
     costs: tuple[Cost, ...] = ()
     lines: tuple[LineCost, ...] = ()
     chip: str = ""
@@ -143,7 +139,7 @@ def _examined(module: syntax.Module, program: Program, settings: ExamineSettings
     from shardwright.ir.verification.verifier import Level as Strictness
     from shardwright.ir.verification.verifier import verify
     from shardwright.passes.compiling.place import Place
-    from shardwright.passes.pipelines import PassRecord, explicit, proof_of
+    from shardwright.passes.pipelines import PassRecord, explicit
 
     traces: list[PassRecord] = []
     chip = settings.chip or program.chip
@@ -160,7 +156,7 @@ def _examined(module: syntax.Module, program: Program, settings: ExamineSettings
     lines = tuple(line for cost in costs for line in _lines(made.func(cost.func), cost))
     hints, text = tuple(_hints(module, values)), print_program(made)
     warnings = tuple(warnings_of(program, typed))
-    return Examination((), values, hints, made, text, proof_of(traces), costs, lines, priced, warnings)
+    return Examination((), values, hints, made, text, costs, lines, priced, warnings)
 
 
 def _hints(module: syntax.Module, values: Sequence[ValueFacts]) -> Iterator[Hint]:
@@ -196,23 +192,23 @@ def _check_chip(program: Program, settings: ExamineSettings) -> None:
 def _values(program: Program, typed: Program) -> Iterator[ValueFacts]:
     from shardwright.compiling.checking import named_globals, named_values
 
-    for value, op in named_globals(program):
-        yield from _facts(program, "", value, typed.globals[value.name], op)
+    for value, _ in named_globals(program):
+        yield from _facts(program, value, typed.globals[value.name])
     for func in program.funcs:
         done = typed.func(func.name)
-        named = list(named_values(func))
-        made = as_written((value for value, _ in named), [*done.params, *values_in(done.body)])
-        for (value, op), known in zip(named, made, strict=True):
-            yield from _facts(program, func.name, value, known, op)
+        named = [value for value, _ in named_values(func)]
+        made = as_written(named, [*done.params, *values_in(done.body)])
+        for value, known in zip(named, made, strict=True):
+            yield from _facts(program, value, known)
 
 
-def _facts(program: Program, func: str, value: Value, typed: Value, op: str) -> Iterator[ValueFacts]:
+def _facts(program: Program, value: Value, typed: Value) -> Iterator[ValueFacts]:
     kind, start = typed.type, value.span
     if isinstance(kind, TensorType) and start.line:
         place = Span(start.line, start.column, start.line, start.column + len(value.name))
         found = value.marking is not Marking.DEMANDED or not isinstance(value.type, TensorType)
         shape, held = kind.local_shape(program.mesh), kind.local_bytes(program.mesh)
-        yield ValueFacts(func, value.name, place, str(kind), found, op, shape, held)
+        yield ValueFacts(value.name, place, str(kind), found, shape, held)
 
 
 def _lines(func: Func, cost: Cost) -> list[LineCost]:

@@ -32,13 +32,12 @@ class SymbolKind(StrEnum):
 class Symbol:
     """A definition: `place` is its name in the text, None of what no text defines, as an operation.
 
-    `func` is the function it belongs to, "" at the top; `scope` is where it is seen, None for everywhere.
+    `scope` is where it is seen, None for everywhere.
     """
 
     kind: SymbolKind
     name: str
     place: Span | None = None
-    func: str = ""
     scope: Span | None = None
 
 
@@ -162,21 +161,21 @@ def _definitions(module: syntax.Module) -> Iterator[Symbol]:
             case syntax.FuncItem():
                 yield Symbol(SymbolKind.FUNCTION, item.name, head_span(item))
                 for param in item.params:
-                    yield Symbol(SymbolKind.PARAMETER, param.name, head_of(param, param.name), item.name, item.span)
-                yield from _inside(item.body, item.name, item.span)
+                    yield Symbol(SymbolKind.PARAMETER, param.name, head_of(param, param.name), item.span)
+                yield from _inside(item.body, item.span)
             case _:
                 pass
 
 
-def _inside(body: tuple[syntax.Stmt, ...], func: str, scope: Span) -> Iterator[Symbol]:
+def _inside(body: tuple[syntax.Stmt, ...], scope: Span) -> Iterator[Symbol]:
     for statement in body:
         if isinstance(statement, syntax.LoopStmt):
             if statement.index:
-                yield Symbol(SymbolKind.INDEX, statement.index, head_span(statement), func, statement.span)
+                yield Symbol(SymbolKind.INDEX, statement.index, head_span(statement), statement.span)
             for carry in statement.carries:
                 name = carry.target.name
-                yield Symbol(SymbolKind.VALUE, name, head_of(carry.target, name), func, statement.span)
-            yield from _inside(statement.body, func, statement.span)
+                yield Symbol(SymbolKind.VALUE, name, head_of(carry.target, name), statement.span)
+            yield from _inside(statement.body, statement.span)
         if isinstance(statement, syntax.LetStmt | syntax.LoopStmt):
             for target in statement.targets:
-                yield Symbol(SymbolKind.VALUE, target.name, head_of(target, target.name), func, scope)
+                yield Symbol(SymbolKind.VALUE, target.name, head_of(target, target.name), scope)

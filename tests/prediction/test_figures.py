@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from shardwright.reproduction.figure_drawing import drawn
@@ -18,12 +20,16 @@ from shardwright.reproduction.figures import (
 from shardwright.reproduction.palm_frontiers import Ran, frontier, sweep
 
 
+def points(panel: Panel, label: str) -> Sequence[tuple[float, float]]:
+    return next(curve.points for curve in panel.curves if curve.label == label)
+
+
 def latencies(panel: Panel, label: str) -> list[float]:
-    return [seconds for seconds, _ in panel.curve(label).points]
+    return [seconds for seconds, _ in points(panel, label)]
 
 
 def values(panel: Panel, label: str) -> list[float]:
-    return [value for _, value in panel.curve(label).points]
+    return [value for _, value in points(panel, label)]
 
 
 def test_the_cheapest_feedforward_layout_changes_as_tokens_grow() -> None:
@@ -37,7 +43,7 @@ def test_the_cheapest_feedforward_layout_changes_as_tokens_grow() -> None:
 def test_2d_weight_stationary_scales_better_than_1d() -> None:
     """Section 4.1: both become communication-limited, 2D later. On 64 chips the two are close."""
     (panel,) = figure_6().panels
-    one, two = dict(panel.curve("1D weight-stationary").points), dict(panel.curve("2D weight-stationary").points)
+    one, two = (dict(points(panel, f"{n}D weight-stationary")) for n in (1, 2))
     ratios = [one[n] / two[n] for n in (64, 128, 256)]
     assert ratios[0] == pytest.approx(1, abs=0.1)
     assert ratios[1] > 1

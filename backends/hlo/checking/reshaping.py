@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from shardwright.backends.hlo.checking.dimensions import parted_digit
 from shardwright.backends.hlo.module import HloModule
@@ -175,8 +174,3 @@ def _taken(digit: Digit, begins: Sequence[int], n: int, step: int) -> tuple[Digi
         return (1, where, stride(digit)), [steps[b] for b in begins]
     kept = steps[first : first + n * step : step]
     return (n, where, tuple(s - kept[0] for s in kept)), [kept[0]] * len(begins)
-
-
-def replaced(state: State, at: int, dim: Sequence[Digit]) -> State:
-    """The state with other digits in one dimension."""
-    return replace(state, dims=(*state.dims[:at], tuple(dim), *state.dims[at + 1 :]))

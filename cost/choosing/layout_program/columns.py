@@ -92,10 +92,6 @@ class ColumnProgram:
             if low < high:
                 self.row(Linear([columns[low:high]], [signs[low:high]]), 0.0, 0.0)
 
-    @property
-    def entries(self) -> int:
-        return sum(len(columns) for columns, _ in self.lines)
-
     def solve(self, seconds: float, relative_gap: float) -> ColumnValues:
         """The least cost, to within a share of it, as far as the time goes."""
         costs = np.concatenate(self.costs)

@@ -30,8 +30,6 @@ class Arcs:
     """Moves on behalf of a subset of a tree's leaves: layouts from and to (equal where nothing moves), and columns."""
 
     subset: int
-    last: bool
-    """Whether the part may be cut further where it is; others have left."""
     source: Numbers
     target: Numbers
     columns: Columns
@@ -122,7 +120,7 @@ class Formulation:
                 source, target = (each.astype(np.int64) for each in np.nonzero(mask))
                 costs = factor.moves if subset & (subset - 1) else factor.into(leaves[subset.bit_length() - 1])
                 columns = self.program.columns(costs[source, target], integer=whole)
-                made.append(Arcs(subset, last, source, target, columns))
+                made.append(Arcs(subset, source, target, columns))
                 into[subset].append((columns, target, 1.0))
                 out_of.setdefault((subset, last), []).append((columns, source, -1.0))
         reach: dict[tuple[int, bool], list[tuple[Columns, Numbers, float]]] = {key: [] for key in out_of}
@@ -138,7 +136,7 @@ class Formulation:
                 own[np.ix_(home_at, factor.places[slot][self.kept[factor.variables[slot]]])] = True
                 source, target = (each.astype(np.int64) for each in np.nonzero(own & (factor.into(slot) == 0.0)))
                 columns = self.program.columns(np.zeros(len(source)), integer=False)
-                made.append(Arcs(1 << leaf, True, source, target, columns))
+                made.append(Arcs(1 << leaf, source, target, columns))
                 into[1 << leaf].append((columns, target, 1.0))
                 self.program.equal_sums([(unparted, home_at, 1.0), (columns, source, -1.0)], n)
         reach[full, True].append((begun, home_at, 1.0))

@@ -53,9 +53,8 @@ class Lifetime:
 
 @dataclass
 class Moment:
-    """A kernel: its statement, when it runs, and the values whose movement would part it."""
+    """A kernel: when it runs, and the values whose movement would part it."""
 
-    statement: Let
     time: int
     results: list[Lifetime]
     root: bool
@@ -72,7 +71,6 @@ class Moment:
 class FunctionTimeline:
     """The timeline of one function: its values and kernels."""
 
-    func: Func
     arguments: list[ValueNode]
     values: list[Lifetime]
     moments: list[Moment]
@@ -122,7 +120,7 @@ class _Walk:
         self.share(by_node)
         arguments = [self.problem.defined[self.top, value.name] for value in self.func.params]
         moments = [self.moment(at, statement, position, by_node) for at, statement, position in self.lets]
-        return FunctionTimeline(self.func, arguments, values, moments, self.reaches())
+        return FunctionTimeline(arguments, values, moments, self.reaches())
 
     # ------------------------------------------------------------ the walk
 
@@ -244,7 +242,7 @@ class _Walk:
         results = [by_node[self.problem.defined[at, value.name]] for value in statement.results]
         within = self.structure.within.get(at, ())
         root = at in within
-        made = Moment(statement, position * STRIDE + _KERNEL, results, root)
+        made = Moment(position * STRIDE + _KERNEL, results, root)
         inlined = [
             (place, other)
             for place, other, _ in self.lets
