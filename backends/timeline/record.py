@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.cost.offloading.simulation import Bound, EventSpan, bounds, step_bounds
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
+from shardwright.ir.json_texts import json_of, shown
 
 if TYPE_CHECKING:
     from shardwright.cost.programs.unrolling import Event
@@ -167,11 +168,7 @@ def _courses_of(timeline: Timeline) -> dict[str, object]:
 def read_timeline(source: Source) -> Timeline:
     """The timeline of a JSON file. Raises a `DiagnosticError` that says where it is not one."""
     with located(source):
-        try:
-            value: Any = json.loads(source.text)
-        except (ValueError, RecursionError) as error:
-            reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
-            raise fault("timeline-file", f"this is not JSON: {reason}", NOWHERE) from None
+        value = json_of(source.text, "timeline-file")
         if not isinstance(value, dict) or cast("dict[str, Any]", value).get("format") != FORMAT:
             raise fault(
                 "timeline-file",
@@ -269,7 +266,7 @@ def _object(value: object) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise _wrong(f"an object was expected where there is {json.dumps(value)[:40]}")
+        raise _wrong(f"an object was expected where there is {shown(value)}")
     return cast("dict[str, Any]", value)
 
 

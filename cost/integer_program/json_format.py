@@ -14,7 +14,6 @@ range: of a row of costs the least is set apart, memory is counted in a common u
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -22,7 +21,8 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from shardwright.cost.integer_program.problem import LARGEST, Edge, Floats, Problem
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, did_you_mean, fault, located
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, did_you_mean, fault, located
+from shardwright.ir.json_texts import json_of, shown
 
 FORBIDDING: Final = 10**18
 """Costs from here on stand for infinite ones in the benchmark's files."""
@@ -38,14 +38,7 @@ def read_problem(path: str | Path) -> Problem:
     """The problem in a file. Raises a `DiagnosticError` that says what in it is wrong, OSError as `open` does."""
     source = Path(path)
     with located(Source(str(source), "")):
-        try:
-            value: object = json.loads(source.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            span = Span(error.lineno, error.colno, error.lineno, error.colno + 1)
-            raise fault("bad-problem", f"this is not JSON: {error.msg}", span) from None
-        except (UnicodeDecodeError, RecursionError):
-            raise fault("bad-problem", "this is not JSON text") from None
-        return problem_of(value)
+        return problem_of(json_of(source.read_bytes(), "bad-problem"))
 
 
 def problem_of(value: object) -> Problem:
@@ -135,7 +128,7 @@ def _costs(value: object, what: str) -> _Costs:
 def _memory(rows: list[Any], limit: Any) -> tuple[tuple[Floats, ...], float | None]:
     """The usages of each node, and their limit; in a unit that divides all, where a limit is beyond exact sums."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit >= 0):
-        raise _wrong(f'"usage_limit" is {_shown(limit)}, not a number from 0 on')
+        raise _wrong(f'"usage_limit" is {shown(limit)}, not a number from 0 on')
     usages = [_numbers(row, f'"usages" of node {i}') for i, row in enumerate(rows)]
     unit = 1
     if limit is not None and limit >= LARGEST:
@@ -146,7 +139,7 @@ def _memory(rows: list[Any], limit: Any) -> tuple[tuple[Floats, ...], float | No
             unit = math.gcd(*map(int, numbers))
             limit = int(limit) // unit
         if limit is not None and limit >= LARGEST:
-            found = f'"usage_limit" is {_shown(limit)}, and memory is counted exactly up to 2^52'
+            found = f'"usage_limit" is {shown(limit)}, and memory is counted exactly up to 2^52'
             raise _wrong(found, "give usages and their limit in a larger unit")
     most = LARGEST if limit is None else limit + 1  # what is too much is as good as this
     large = [unit > 1 or (array >= LARGEST).any() for _, array in usages]
@@ -162,7 +155,7 @@ def _numbers(value: object, what: str) -> tuple[list[int | float], Floats]:
     row = _list(value, what)
     if not {int, float}.issuperset(map(type, row)):
         bad = next(x for x in row if type(x) not in (int, float))
-        raise _wrong(f"{what} has {_shown(bad)}, not a number")
+        raise _wrong(f"{what} has {shown(bad)}, not a number")
     try:
         array = np.array(row, np.float64)
         bounded = bool((array <= _MOST).all())
@@ -179,7 +172,7 @@ def _numbers(value: object, what: str) -> tuple[list[int | float], Floats]:
 def _interval(value: object, node: int) -> tuple[int, int]:
     start, end = _two(value, f"the interval of node {node} is", "two whole numbers")
     if max(abs(start), abs(end)) >= 2**62:
-        raise _wrong(f"the interval of node {node} is {_shown(value)}, beyond 62 bits")
+        raise _wrong(f"the interval of node {node} is {shown(value)}, beyond 62 bits")
     return start, end
 
 
@@ -187,13 +180,13 @@ def _two(value: object, what: str, wanted: str) -> tuple[int, int]:
     row = cast("list[object]", value) if isinstance(value, list) else []
     whole = [x for x in row if isinstance(x, int) and not isinstance(x, bool)]
     if len(row) != 2 or len(whole) != 2:
-        raise _wrong(f"{what} {_shown(cast('object', value))}, not {wanted}")
+        raise _wrong(f"{what} {shown(cast('object', value))}, not {wanted}")
     return whole[0], whole[1]
 
 
 def _table(value: object, what: str, *keys: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _wrong(f"{what} is {_shown(value)}, not an object")
+        raise _wrong(f"{what} is {shown(value)}, not an object")
     table = cast("dict[str, Any]", value)
     for key in keys:
         if key not in table:
@@ -203,13 +196,8 @@ def _table(value: object, what: str, *keys: str) -> dict[str, Any]:
 
 def _list(value: object, what: str) -> list[Any]:
     if not isinstance(value, list):
-        raise _wrong(f"{what} is {_shown(value)}, not a list")
+        raise _wrong(f"{what} is {shown(value)}, not a list")
     return cast("list[Any]", value)
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _wrong(message: str, *notes: str) -> DiagnosticError:

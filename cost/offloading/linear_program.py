@@ -101,8 +101,8 @@ def best_shares(
 def _seconds(
     setting: OffloadSetting, policy: Policy, phases: Floats, rows: list[tuple[Floats, float, float]]
 ) -> tuple[Floats, Floats]:
-    """What the phases take, each at least as long as each of its resources is busy, which `rows` come to say, and what
-    all of these are busy. Groups of a pipeline are as many batches as each has at least, so that no block of fewer
+    """The seconds of the phases, each at least as long as each of its resources is busy, which `rows` come to say, and
+    what all of these are busy. Groups of a pipeline are as many batches as each has at least, so that no block of fewer
     batches takes less time for a sequence."""
     groups = setting.groups(policy)
     loads = _loads(setting, replace(policy, n_gpu_batches=policy.n_gpu_batches // groups))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from shardwright.ir.diagnostics import DiagnosticError, Source, fault, located
+from shardwright.ir.json_texts import json_of, shown
 
 FILE = "config.json"
 
@@ -105,12 +105,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def shown(value: object) -> str:
-    """A value as JSON, cut where it is long."""
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def config_path(checkpoint: str | Path) -> Path:
     """The config.json of a folder, or the file itself. Raises where there is none."""
     path = Path(checkpoint)
@@ -136,16 +130,7 @@ def read_config(checkpoint: str | Path) -> Config:
     """The config of a checkpoint folder, or of a config.json. Raises a `DiagnosticError` with the file's name."""
     path = config_path(checkpoint)
     with located(Source(str(path), "")):
-        try:
-            value: object = json.loads(path.read_text(encoding="utf-8-sig"))
-        except UnicodeDecodeError:
-            raise fault("bad-config", "this is not a text file in UTF-8") from None
-        except json.JSONDecodeError as error:
-            raise fault("bad-config", f"line {error.lineno}: not JSON: {error.msg.lower()}") from None
-        except RecursionError:
-            raise fault("bad-config", "not JSON that can be read: it is nested too deeply") from None
-        except ValueError:
-            raise fault("bad-config", "not JSON that can be read: a number has thousands of digits") from None
+        value = json_of(path.read_bytes(), "bad-config")
         if not isinstance(value, dict):
             raise fault("bad-config", f"the config is {shown(value)}, not an object")
         return Config(cast("dict[str, Any]", value))

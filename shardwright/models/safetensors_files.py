@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.index_boxes import Index
+from shardwright.ir.json_texts import json_of, shown
 from shardwright.ir.types import DType
-from shardwright.models.config import shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,10 +186,7 @@ def _unlisted(folder: Path) -> list[Path]:
 
 def _indexed(index: Path, stack: ExitStack) -> dict[str, TensorFile]:
     with located(Source(str(index), "")):
-        try:
-            value: object = json.loads(index.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError):
-            raise fault("bad-index", "this is not a JSON text") from None
+        value = json_of(index.read_bytes(), "bad-index")
         listed = cast("dict[str, object]", value).get("weight_map") if isinstance(value, dict) else None
         if not isinstance(listed, dict):
             raise fault("bad-index", "the index has no weight_map, an object from tensor to file")

@@ -7,12 +7,12 @@ base models do not name, is split by `transformers` itself where it is not the i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located, nearest
+from shardwright.ir.diagnostics import NOWHERE, Source, fault, located, nearest
+from shardwright.ir.json_texts import json_of
 from shardwright.models.description import Model
 from shardwright.models.layouts import Axes, Preset, Role
 from shardwright.models.weight_map import NUMBERED
@@ -25,6 +25,8 @@ _WHOLE = ("replicate", "replicated_with_grad_allreduce", "moe_tp_experts", "mla_
 
 _EXPERTS = {"w_gate": "gate_up_proj", "w_up": "gate_up_proj", "w_down": "down_proj"}
 """The names of the experts' weights in `transformers`, which stacks them."""
+
+_EXAMPLE = 'a tensor-parallel plan is as {"layers.*.mlp.up_proj": "colwise"}'
 
 _SPLIT = (Role.HEADS, Role.FEEDFORWARD, Role.VOCAB, Role.TABLE)
 
@@ -66,12 +68,10 @@ def read_plan(path: str, model: Model) -> Preset:
 
 
 def _read(path: str) -> Mapping[str, str]:
-    try:
-        value: object = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise _no_plan(str(error)) from None
+    value = json_of(Path(path).read_bytes(), "no-plan", _EXAMPLE)
     if not isinstance(value, dict) or not value:
-        raise _no_plan("it is no object of modules and their styles")
+        why = "it is no object of modules and their styles"
+        raise fault("no-plan", f"this is no tensor-parallel plan: {why}", NOWHERE, _EXAMPLE)
     styles = cast("dict[str, Any]", value)
     for module, style in styles.items():
         if style not in (*_ROWS, *_COLUMNS, *_WHOLE):
@@ -87,12 +87,6 @@ def _read(path: str) -> Mapping[str, str]:
                 ),
             )
     return styles
-
-
-def _no_plan(why: str) -> DiagnosticError:
-    return fault(
-        "no-plan", f"this is no tensor-parallel plan: {why}", NOWHERE, 'one is as {"layers.*.mlp.up_proj": "colwise"}'
-    )
 
 
 def _module(weight: Weight) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located, nearest
+from shardwright.ir.json_texts import json_of, shown
 from shardwright.ir.names import is_valid_name
 from shardwright.ir.program import Program
-from shardwright.models.config import shown
 from shardwright.models.description import Model
 from shardwright.models.safetensors_files import NAMES
 from shardwright.models.weights import Stored, TensorRange, dims_of, model_weights
@@ -151,17 +151,15 @@ def _item_json(item: str | TensorRange) -> object:
 def read_map(path: str | Path) -> WeightMap:
     """The mapping in a file. Raises a `DiagnosticError` that says what in it is wrong."""
     with located(Source(str(path), "")):
-        try:
-            value: object = json.loads(Path(path).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise _wrong(f"line {error.lineno}: not JSON: {error.msg.lower()}") from None
-        except (ValueError, RecursionError):  # not UTF-8, a number of thousands of digits, or nested too deeply
-            raise _wrong("not a JSON text") from None
-        return _parsed(value)
+        return _parsed(json_of(Path(path).read_bytes(), *_WRONG))
+
+
+_WRONG = ("bad-weight-map", "write it anew with shardwright import")
 
 
 def _wrong(what: str) -> DiagnosticError:
-    return fault("bad-weight-map", what, NOWHERE, "write it anew with shardwright import")
+    code, way_out = _WRONG
+    return fault(code, what, NOWHERE, way_out)
 
 
 def _parsed(value: object) -> WeightMap:

@@ -177,8 +177,8 @@ def test_what_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "this is not JSON: line 1: Expecting property name enclosed in double quotes"),
-        ("[" * 100_000, "this is not JSON: maximum recursion depth exceeded"),
+        ("{", "line 1: not JSON: expecting property name enclosed in double quotes"),
+        ("[" * 100_000, "not JSON that can be read: it is nested too deeply"),
         ("[]", 'this is not a timeline: it lacks "format": "shardwright-timeline"'),
         ('{"policy": {}}', 'this is not a timeline: it lacks "format": "shardwright-timeline"'),
         (file(predicted=None), "there is neither a predicted nor a measured course"),
@@ -199,7 +199,9 @@ def test_what_may_be_left_out() -> None:
 def test_what_is_wrong_with_a_file_is_said(text: str, message: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         read_timeline(Source("t.json", text))
-    assert caught.value.render().splitlines()[0].startswith(f"t.json: error: {message}")
+    place, _, said = caught.value.render().partition(": error: ")
+    assert place == ("t.json:1:2" if text == "{" else "t.json")
+    assert said.startswith(message)
 
 
 # ---------------------------------------------------------------- the trace

@@ -27,6 +27,8 @@ from shardwright.models.weight_map import WeightMap, check_map, read_map, to_jso
 
 Q1 = "model.layers.1.self_attn.q_proj.weight"
 
+NOT_JSON = "line 1: not JSON: expecting property name enclosed in double quotes"
+
 
 def mapping_of(name: str) -> WeightMap:
     return weight_map(describe(Config(config_of(name))))
@@ -231,7 +233,7 @@ def test_index(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     index.write_text("[1]")
     assert said(folder) == (f"{at_home}: error: the index has no weight_map, an object from tensor to file [bad-index]")
     index.write_text("{")
-    assert said(folder) == f"{at_home}: error: this is not a JSON text [bad-index]"
+    assert said(folder) == f"{at_home}: error: {NOT_JSON} [bad-index]"
 
 
 # ---------------------------------------------------------------- the mapping's file
@@ -301,9 +303,9 @@ def test_faults_of_the_mapping(tmp_path: Path, change: Callable[[dict], object],
 
 
 def test_a_mapping_that_is_not_json(tmp_path: Path) -> None:
-    assert refused(tmp_path, "{") == "line 1: not JSON: expecting property name enclosed in double quotes"
+    assert refused(tmp_path, "{") == NOT_JSON
     assert refused(tmp_path, "[]") == "the file is [], not an object"
-    assert refused(tmp_path, b"\xff") == "not a JSON text"
+    assert refused(tmp_path, b"\xff") == "this is not a text file in UTF-8"
 
 
 def refused(folder: Path, content: str | bytes) -> str:
@@ -357,7 +359,7 @@ def test_no_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"{", "line 1: not JSON: expecting property name enclosed in double quotes"),
+        (b"{", NOT_JSON),
         (b"[1]", "the config is [1], not an object"),
         (b"\xff", "this is not a text file in UTF-8"),
         (b"[" * 100_000, "not JSON that can be read: it is nested too deeply"),

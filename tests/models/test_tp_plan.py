@@ -80,8 +80,8 @@ FEEDFORWARD = {"layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.up_proj": "col
     [
         (
             "[1",
-            "error: this is no tensor-parallel plan: Expecting ',' delimiter: line 1 column 3 (char 2) [no-plan]\n"
-            'note: one is as {"layers.*.mlp.up_proj": "colwise"}',
+            "error: line 1: not JSON: expecting ',' delimiter [no-plan]\n"
+            'note: a tensor-parallel plan is as {"layers.*.mlp.up_proj": "colwise"}',
         ),
         ({}, "error: this is no tensor-parallel plan: it is no object of modules and their styles [no-plan]"),
         (

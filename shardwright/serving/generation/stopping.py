@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
-from shardwright.models.config import shown
+from shardwright.ir.json_texts import json_of, shown
 
 FILE = "generation_config.json"
 
@@ -44,10 +43,7 @@ def asked_for(tokens: Iterable[int], vocab: int) -> frozenset[int]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
-        value: object = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise fault("bad-config", "this is not a JSON text") from None
+    value = json_of(path.read_bytes(), "bad-config")
     if not isinstance(value, dict):
         raise fault("bad-config", f"this is {shown(value)}, not an object")
     return cast("dict[str, Any]", value)
