@@ -7,9 +7,8 @@ minimum over the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import product
 
 from shardwright.ir.diagnostics import DiagnosticError, Fix, Note
 from shardwright.ir.digits import Order, chip_digits, fitting_order
@@ -17,9 +16,6 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, AxisRow, Number, Operand, Operation, misuse
 from shardwright.ir.ops import AllToAll, Merge, Movement, Permute, Rename, Split
 from shardwright.ir.types import DType, Reduction, Shape, State, TensorType, is_split
-
-Strategy = tuple[tuple[TensorType | None, ...], tuple[TensorType, ...]]
-"""Operand types (None for a literal) and result types."""
 
 
 def axis_table(operation: Operation, args: Sequence[Arg], results: Sequence[Shape], axis: str) -> tuple[AxisRow, ...]:
@@ -46,25 +42,6 @@ def _as_or(states: Sequence[State], shapes: Sequence[Shape | None]) -> tuple[Sta
         Reduction.MAX if state is Reduction.SUM and shape is not None and shape.dtype is DType.BOOL else state
         for state, shape in zip(states, shapes, strict=True)
     )
-
-
-def strategies(operation: Operation, args: Sequence[Arg], results: Sequence[Shape], mesh: Mesh) -> Iterator[Strategy]:
-    """Every strategy of the operation on the mesh, in a fixed order."""
-    tables = [axis_table(operation, args, results, axis) for axis in mesh]
-    for rows in product(*tables):
-        operands: list[TensorType | None] = []
-        made: list[TensorType] = []
-        try:
-            for i, arg in enumerate(args):
-                states = {axis: row.operands[i] for axis, row in zip(mesh, rows, strict=True)}
-                operands.append(None if arg.shape is None else TensorType.of_states(arg.shape, states))
-            for i, shape in enumerate(results):
-                states = {axis: row.results[i] for axis, row in zip(mesh, rows, strict=True)}
-                made.append(TensorType.of_states(shape, states))
-        except ValueError:
-            continue
-        if all(kind is None or divides(kind, mesh) for kind in (*operands, *made)):
-            yield tuple(operands), tuple(made)
 
 
 def divides(kind: TensorType, mesh: Mapping[str, int]) -> bool:

@@ -6,6 +6,7 @@ from functools import cache
 from itertools import product
 
 import pytest
+from every_strategy import strategies
 from oracles.compiled_programs import in_simulator
 from program_text import place_layouts, program
 
@@ -17,7 +18,6 @@ from shardwright.cost.resharding.planner import plan
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Arg
 from shardwright.ir.program import Func, Let, Program, Scope
-from shardwright.ir.strategies import strategies
 from shardwright.ir.types import OpenType, TensorType
 from shardwright.passes import pipelines
 from shardwright.passes.compiling.found import TimeProof

@@ -44,13 +44,11 @@ CASES = (
 
 
 @cache
-def program(
-    case: Case, batch: int, vocab: int, columns: int | None = None, *, top_k: bool = True, top_p: bool = True
-) -> Program:
+def program(case: Case, batch: int, vocab: int, *, top_k: bool = True, top_p: bool = True) -> Program:
     """The sampling functions, compiled."""
     mesh = f"mesh {case.mesh}\n" if case.mesh else ""
-    functions = sampling_functions(case.logits, vocab, columns, top_k=top_k, top_p=top_p)
-    text = f"{mesh}dim B={batch} V={columns or vocab}\n{functions}"
+    functions = sampling_functions(case.logits, vocab, top_k=top_k, top_p=top_p)
+    text = f"{mesh}dim B={batch} V={vocab}\n{functions}"
     return explicit(elaborate(parse(Source("sampling.shard", text))))
 
 
@@ -222,19 +220,6 @@ def test_a_row_depends_on_nothing_but_itself() -> None:
     np.testing.assert_array_equal(sampled(program(CASES[1], 2, 60), logits[:2], **first), together[:2])
 
 
-def test_filler_columns_are_never_chosen() -> None:
-    """A vocabulary of 61 tokens on 8 chips, in 64 columns of which the last three are the greatest."""
-    logits = np.concatenate([random_logits(16, 61), np.full((16, 3), 100, np.float32)], 1)
-    made = program(CASES[5], 16, 61, 64)
-    for given in ({}, {"temperature": 50.0}, {"temperature": 0.0}, {"top_k": 62, "top_p": 0.5}):
-        assert sampled(made, logits, **given).max() < 61
-    (greedy,) = run(made, "greedy", logits=logits).results
-    np.testing.assert_array_equal(greedy, logits[:, :61].argmax(1))
-    (found,) = run(made, "logprob", logits=logits, token=greedy).results
-    wide = logits[:, :61].astype(np.float64)
-    np.testing.assert_allclose(found, wide.max(1) - np.log(np.exp(wide).sum(1)), atol=1e-5)
-
-
 def test_a_single_token_may_be_sampled_without_a_batch() -> None:
     made = program(Case("x=2", "f32 V_x"), 1, 60)
     logits = random_logits(1, 60)
@@ -283,12 +268,6 @@ def test_a_row_that_has_no_next_token_says_so_on_every_mesh(case: Case) -> None:
         np.testing.assert_array_equal(tokens[8:], logits[8:].argmax(1))
     scores = session.call("logprob", {"logits": logits, "token": np.arange(16) % 3 + 1})[0]
     assert np.isnan(scores).tolist() == [True] * 7 + [False] * 9
-
-
-def test_filler_columns_may_hold_anything() -> None:
-    logits = np.concatenate([random_logits(16, 61), np.full((16, 3), np.nan, np.float32)], 1)
-    made = program(CASES[5], 16, 61, 64)
-    assert run(made, "greedy", logits=logits).results[0].tolist() == logits[:, :61].argmax(1).tolist()
 
 
 # ---------------------------------------------------------------- what it costs

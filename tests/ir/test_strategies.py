@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from every_strategy import strategies
 from program_text import program
 
 from shardwright.ir.diagnostics import DiagnosticError
@@ -10,7 +11,6 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg
 from shardwright.ir.ops import Contract
 from shardwright.ir.program import Let
-from shardwright.ir.strategies import strategies
 from shardwright.ir.types import Dim, DType, Shape
 from shardwright.ir.verification.completion import complete
 from shardwright.ir.verification.verifier import Level, verify

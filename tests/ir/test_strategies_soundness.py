@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from every_strategy import Strategy, strategies
 from oracles.extremes import whole_range
 
 from shardwright.backends.number_formats import Formats
@@ -24,7 +25,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.operation import Arg, Context, Number, Operation
 from shardwright.ir.ops import Movement
 from shardwright.ir.ops.elementwise_table import ENTRIES, Entry
-from shardwright.ir.strategies import Strategy, digits_fit, strategies
+from shardwright.ir.strategies import digits_fit
 from shardwright.ir.types import Dim, DType, Reduction, Shape, TensorType
 
 Array = np.ndarray[Any, Any]

@@ -13,9 +13,7 @@ NOT_DRAWN = {-1: "all -inf", -2: "infinite", -3: "NaN"}
 """What `greedy` and `sample` give in place of a token, and what that says of a row's logits."""
 
 
-def sampling_functions(
-    logits: str, vocab: int, columns: int | None = None, *, top_k: bool = True, top_p: bool = True
-) -> str:
+def sampling_functions(logits: str, vocab: int, *, top_k: bool = True, top_p: bool = True) -> str:
     """`greedy`, `sample` and `logprob` for logits of this type, such as `f32 BV_xyz`, as text of the language.
 
         func greedy(logits: f32 BV_xyz) -> int32 B
@@ -23,8 +21,7 @@ def sampling_functions(
                     temperature: f32 B, top_k: int32 B, top_p: f32 B) -> int32 B
         func logprob(logits: f32 BV_xyz, token: int32 B) -> f32 B
 
-    `vocab` is the number of tokens. `columns` is the size of V where that is more, because V was made divisible;
-    the columns beyond the tokens are never chosen. Where no row will ask for top-k, or for top-p, `top_k=False` or
+    `vocab` is the number of tokens, the size of V. Where no row will ask for top-k, or for top-p, `top_k=False` or
     `top_p=False` leaves out the search for its threshold; the parameter stays, and is not looked at.
 
     Of `sample`, temperature 0 is greedy; temperature, top_k and top_p are those of each row, and top_k 0 and top_p 1
@@ -54,25 +51,19 @@ def sampling_functions(
         types[name] = types["logits"].replace("f32", dtype, 1)
     for dtype in ("f32", "int32", "uint32"):
         types[dtype] = f"{dtype} {rows}".rstrip()
-    columns = columns or vocab
-    tokens = _TOKENS.format(vocab=vocab, **types) if columns > vocab else ""
-    bits = min(15, MASS_BITS - (columns - 1).bit_length())
-    given = "tokens" if tokens else "logits"
-    names = {"tokens": tokens, "given": given, "sound": _SOUND.format(**types)}
+    bits = min(15, MASS_BITS - (vocab - 1).bit_length())
     units = {"half": 2**bits, "whole": 4**bits, "unit": 2 ** (MASS_BITS + bits), "unit_bits": MASS_BITS}
     masks = [name for name, asked in (("k_left", top_k), ("p_left", top_p)) if asked]
     texts = {
         "weights": "where(k_left, exp(scores), 0)" if top_k else "exp(scores)",
         "masks": f"logical_and({', '.join(masks)})" if len(masks) > 1 else "".join(masks),
+        "sound": _SOUND.format(**types),
         "drawn": "where(kept, scores + noise, -inf)" if masks else "scores + noise",
     }
     searches = [_TOP_K if top_k else "", _TOP_P if top_p else ""]
     parts = [_GREEDY, _SAMPLE, *([_RANKS, *searches, _KEPT] if masks else []), _DRAW, _LOGPROB]
-    return "dim bits=32\n" + "".join(parts).format(**names, **units, **texts, **types)
+    return "dim bits=32\n" + "".join(parts).format(**units, **texts, **types)
 
-
-_TOKENS = """
-  tokens: {logits} = where(less(iota[V](), {vocab}), logits, -inf)"""
 
 _SOUND = """
 
@@ -82,9 +73,9 @@ _SOUND = """
   token: {int32} = where(equal(greatest, -inf), -1, number)"""
 
 _GREEDY = """
-func greedy(logits: {logits}) -> {int32} {{{tokens}
-  greatest: {f32} = max[V]({given})
-  chosen: {int32} = argmax[V]({given}){sound}
+func greedy(logits: {logits}) -> {int32} {{
+  greatest: {f32} = max[V](logits)
+  chosen: {int32} = argmax[V](logits){sound}
   return token
 }}
 """
@@ -92,15 +83,15 @@ func greedy(logits: {logits}) -> {int32} {{{tokens}
 _SAMPLE = """
 func sample(
   logits: {logits}, key: {uint32}, position: {int32}, temperature: {f32}, top_k: {int32}, top_p: {f32}
-) -> {int32} {{{tokens}
-  greatest: {f32} = max[V]({given})
+) -> {int32} {{
+  greatest: {f32} = max[V](logits)
   cold = equal(temperature, 0)
-  scores: {logits} = ({given} - greatest) / where(cold, 1, temperature)
+  scores: {logits} = (logits - greatest) / where(cold, 1, temperature)
 """
 
 _RANKS = """
   # Whole numbers in the order of the logits: the bits of a float, with negative ones turned round.
-  raw: {ranks} = bitcast[uint32]({given})
+  raw: {ranks} = bitcast[uint32](logits)
   rank: {ranks} = where(less(raw, 2147483648), raw + 2147483648, -raw)
 """
 
@@ -155,9 +146,9 @@ _DRAW = """
 """
 
 _LOGPROB = """
-func logprob(logits: {logits}, token: {int32}) -> {f32} {{{tokens}
-  greatest: {f32} = max[V]({given})
-  shifted: {logits} = {given} - greatest
+func logprob(logits: {logits}, token: {int32}) -> {f32} {{
+  greatest: {f32} = max[V](logits)
+  shifted: {logits} = logits - greatest
   total: {f32} = sum[V](exp(shifted))
   chosen: {f32} = lookup[V](shifted, token)
   return chosen - log(total)
