@@ -150,7 +150,7 @@ def linear_minimum(
     costs: Floats, lower: Floats, upper: Floats, matrix: Floats, row_lower: Floats, row_upper: Floats
 ) -> Floats | None:
     """The variables of a linear program's minimum, by GLOP; None where it finds none."""
-    n_rows, n = matrix.shape
+    n_rows, n = len(row_lower), len(costs)
     columns, whole = np.tile(np.arange(n), n_rows), np.zeros(n, np.bool_)
     program = Matrix(costs, lower, upper, whole, np.full(n_rows, n), columns, matrix.ravel(), row_lower, row_upper)
     found = solve_here(program, None, time.monotonic() + 60, linear=True)

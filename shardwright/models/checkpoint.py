@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Note, Source, fault, nearest
 from shardwright.ir.index_boxes import Index, box_shape, boxes, ranges
 from shardwright.ir.types import DType
-from shardwright.ir.weight_source import FileRange, read_whole
+from shardwright.ir.weight_source import FileRange
 from shardwright.models import block_scales
 from shardwright.models.safetensors_files import NAMES, TensorFile, number_formats, open_files
 from shardwright.models.weight_map import WeightEntry, WeightMap, extents
@@ -151,15 +151,6 @@ class CheckpointSource:
             place = tuple(part for _, parts in items for part in parts)
             with np.errstate(over="ignore"):  # what becomes infinite shows itself in the logits, which are looked at
                 target[place] = piece[tuple(where for where, _ in items)].reshape(box_shape(place))
-
-
-def load_weights(folder: str | Path, mapping: WeightMap, dtypes: Mapping[str, DType]) -> dict[str, NDArray[np.generic]]:
-    """The arrays of the weights named in `dtypes`, each in its number format and its dimensions: all in memory.
-
-    Raises as `CheckpointSource` does.
-    """
-    with CheckpointSource(folder, mapping, dtypes) as source:
-        return {name: read_whole(source, name) for name in source.names}
 
 
 _STORED = {"int32": ("I64", "I32"), "bool": ("BOOL",)}

@@ -26,6 +26,7 @@ from shardwright.tracing.graph import (
     Operand,
     TracedFunction,
     Variable,
+    reads,
     uniform,
 )  # fmt: skip
 from shardwright.tracing.inlined import body_of, unplaced
@@ -81,9 +82,7 @@ def capture(
 
 def _weights_apart(graph: Graph, weights: Mapping[str, Any], changed: Sequence[str]) -> tuple[GraphEdge, ...]:
     """Makes constants of the parameters that are weights, as far as they are read or changed; returns their edges."""
-    read = {operand.number for application in graph.applications for operand in application.operands
-            if isinstance(operand, Variable)}  # fmt: skip
-    read |= {operand.number for operand in graph.results if isinstance(operand, Variable)}
+    read = set(reads(graph))
     edges: list[GraphEdge] = []
     variables = {path: graph.parameters.pop(0) for path in sorted(weights)}  # the order of a dict's leaves
     for path in (*sorted(weights.keys() - set(changed)), *changed):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.tracing.graph import uniform
+from shardwright.tracing.graph import bodies, uniform
 
 if TYPE_CHECKING:
     from shardwright.ir.program import Program
@@ -159,9 +159,8 @@ def _variables(graph: Graph) -> Iterator[Variable]:
     yield from graph.parameters
     for application in graph.applications:
         yield from application.results
-        for body in (application.params.get("body"), *application.params.get("bodies", ())):
-            if body is not None:
-                yield from _variables(body)
+        for body in bodies(application):
+            yield from _variables(body)
 
 
 def _scales(program: Program, names: Sequence[str]) -> dict[int, float]:

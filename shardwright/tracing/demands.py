@@ -24,7 +24,7 @@ from shardwright.ir.types import (
 )
 from shardwright.ir.walk import names_used
 from shardwright.tracing.dimensions import joint_order
-from shardwright.tracing.graph import GraphEdge, Layout, TracedFunction, Variable
+from shardwright.tracing.graph import GraphEdge, Layout, TracedFunction, reads
 from shardwright.tracing.read_shardy import ArraySharding, ShardedModule, mesh_text, read_shardy, unread
 
 _KEEP = "jit leaves out what the function does not read: lower jax.jit(f, keep_unused=True)"
@@ -63,9 +63,7 @@ class StatedShardings:
         """
         module, title = self.module, f"the function {traced.name}"
         graph = traced.graph
-        read = {each.number for application in graph.applications for each in application.operands
-                if isinstance(each, Variable)}  # fmt: skip
-        read |= {each.number for each in graph.results if isinstance(each, Variable)}
+        read = set(reads(graph))
         is_read = [variable.number in read for variable in graph.parameters]
         with located(self.source):
             arguments = _paired(module, [edge.shape for edge in traced.inputs], is_read, title)

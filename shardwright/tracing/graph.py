@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -133,3 +133,27 @@ def uniform(array: npt.NDArray[Any]) -> float | None:
     if not flat.size or (flat.size > 1 and not (flat == flat[0]).all()):
         return None
     return int(flat[0]) if array.dtype.kind in "biu" else float(flat[0])  # bfloat16 is of kind V
+
+
+def bodies(application: Application) -> Iterator[Graph]:
+    """The graphs within an application: the body of a loop, branches."""
+    for value in application.params.values():
+        yield from (each for each in _listed(value) if isinstance(each, Graph))
+
+
+def _listed(value: Any) -> Sequence[object]:
+    return cast("Sequence[object]", value) if isinstance(value, list) else (value,)
+
+
+def reads(graph: Graph) -> Iterator[Hashable]:
+    """The numbers of variables that a graph reads, as often as it does, those of bodies included."""
+    for application in graph.applications:
+        yield from (each.number for each in variables(application.operands))
+        for body in bodies(application):
+            yield from reads(body)
+    yield from (each.number for each in variables([*graph.results, *filter(None, graph.changed.values())]))
+
+
+def variables(operands: Sequence[Operand]) -> Iterator[Variable]:
+    """Those of some operands that are no numbers."""
+    return (each for each in operands if isinstance(each, Variable))

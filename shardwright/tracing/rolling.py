@@ -11,8 +11,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from shardwright.tracing.graph import Application, Graph, GraphEdge, Operand, TracedFunction, Variable
-from shardwright.tracing.source_names import bodies
+from shardwright.tracing.graph import (
+    Application,
+    Graph,
+    GraphEdge,
+    Operand,
+    TracedFunction,
+    Variable,
+    reads,
+    variables,
+)
 
 LEAST_PRODUCTS = 2
 """Products in one trip: of a loop of one product, chips could not split one layer's columns and the next one's rows."""
@@ -59,14 +67,14 @@ class _Finder:
         self.origin = {
             result.number: (i, k) for i, each in enumerate(graph.applications) for k, result in enumerate(each.results)
         }
-        self.uses = Counter(_reads(graph))
+        self.uses = Counter(reads(graph))
         known: dict[Hashable, int] = {}
         self.signs = np.array([known.setdefault(_signature(each), len(known)) for each in graph.applications])
         self.equal: dict[Hashable, Hashable] = {}
         """The first variable of those that have one value, as copies of a position for each layer, by their numbers."""
         firsts: dict[Hashable, tuple[Variable, ...]] = {}
         for sign, each in zip(self.signs.tolist(), graph.applications, strict=True):
-            key = sign, tuple(self.equal.get(operand.number, operand.number) for operand in _variables(each.operands))
+            key = sign, tuple(self.equal.get(operand.number, operand.number) for operand in variables(each.operands))
             for first, result in zip(firsts.setdefault(key, each.results), each.results, strict=True):
                 self.equal[result.number] = first.number
         self.alive = self._alive()
@@ -100,7 +108,7 @@ class _Finder:
         """How many values that applications have made before each one are read from there on."""
         last: dict[Hashable, int] = {}
         for i, application in enumerate(self.applications):
-            last.update((operand.number, i) for operand in _variables(application.operands))
+            last.update((operand.number, i) for operand in variables(application.operands))
         change = [0] * (len(self.applications) + 2)
         for number, i in last.items():
             if number in self.origin:
@@ -199,7 +207,7 @@ def _with_loop(
     after: list[Application] = []
     members = {variable: group for group in stacks for variable in group}
     changed = {variable: new for variable, new in graph.changed.items() if variable not in members}
-    read = set(_reads(Graph(applications=graph.applications[end:], results=graph.results, changed=changed)))
+    read = set(reads(Graph(applications=graph.applications[end:], results=graph.results, changed=changed)))
     for j, application in enumerate(first):
         for k, of_first in enumerate(application.results):
             made = [graph.applications[start + n * period + j].results[k] for n in range(count)]
@@ -347,16 +355,3 @@ def _plain_graph(graph: Graph) -> Hashable:
         for variable in each.results:
             numbers[variable.number] = len(numbers)
     return tuple(map(plain, graph.parameters)), tuple(lines), tuple(map(plain, graph.results))
-
-
-def _reads(graph: Graph) -> Iterator[Hashable]:
-    """The numbers of variables that a graph reads, as often as it does, those of bodies included."""
-    for application in graph.applications:
-        yield from (each.number for each in _variables(application.operands))
-        for body in bodies(application):
-            yield from _reads(body)
-    yield from (each.number for each in _variables([*graph.results, *filter(None, graph.changed.values())]))
-
-
-def _variables(operands: Sequence[Operand]) -> Iterator[Variable]:
-    return (each for each in operands if isinstance(each, Variable))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import linecache
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Hashable, Iterator
 
-from shardwright.tracing.graph import Application, Frames, Graph, Variable
+from shardwright.tracing.graph import Application, Frames, Graph, Variable, bodies
 
 Statement = tuple[str, int]
 """A simple statement by its file and first line."""
@@ -57,16 +56,6 @@ def _named(graph: Graph, files: _Files) -> Iterator[tuple[Hashable, tuple[str, s
 
 _PARTS = ("split", "squeeze", "top_k", "sort")
 """Primitives that give the parts of one array, one or all of them, in the order in which Python unpacks them."""
-
-
-def bodies(application: Application) -> Iterator[Graph]:
-    """The graphs within an application: the body of a loop, branches."""
-    for value in application.params.values():
-        yield from (each for each in _listed(value) if isinstance(each, Graph))
-
-
-def _listed(value: Any) -> Sequence[object]:
-    return cast("Sequence[object]", value) if isinstance(value, list) else (value,)
 
 
 class _Files:

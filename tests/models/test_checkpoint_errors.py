@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loaded_weights import load_weights
 from models.checkpoints import config_of
 from safetensors.numpy import load_file, save_file
 
@@ -20,7 +21,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.architectures import describe
-from shardwright.models.checkpoint import CheckpointSource, load_weights
+from shardwright.models.checkpoint import CheckpointSource
 from shardwright.models.config import Config, read_config
 from shardwright.models.importing import import_model
 from shardwright.models.weight_map import WeightMap, check_map, read_map, to_json, weight_map

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from combinations import slow_unless
+from loaded_weights import load_weights
 from models.checkpoints import config_of
 from program_text import by_bytes
 
@@ -23,7 +24,6 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
-from shardwright.models.checkpoint import load_weights
 from shardwright.models.config import read_config
 from shardwright.models.importing import ImportedModel, import_model
 from shardwright.models.layouts import PRESETS

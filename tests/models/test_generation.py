@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from combinations import slow_unless
+from loaded_weights import load_weights
 from models.checkpoints import ARCHITECTURES
 
 from shardwright.backends.jax.session import Session
@@ -19,7 +20,6 @@ from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse
-from shardwright.models.checkpoint import load_weights
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.models.layouts import AttentionOver

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loaded_weights import load_weights
 from models.checkpoints import config_of
 
 from shardwright.backends.simulation.reference import evaluate
@@ -15,7 +16,6 @@ from shardwright.ir.diagnostics import Source
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.text.parser import parse
-from shardwright.models.checkpoint import load_weights
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.models.transformers_logits import transformers_logits

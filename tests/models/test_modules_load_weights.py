@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Outcome
+from loaded_weights import load_weights
 from models.checkpoints import ARCHITECTURES
 
 from shardwright import compile_program, import_checkpoint, load, opt
 from shardwright.backends.jax.module_files import load_module
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.program import Program
-from shardwright.models.checkpoint import load_weights
 from shardwright.models.weight_map import WeightMap
 from shardwright.passes.transformations.packed_weights import pack
 from shardwright.passes.transformations.packing import packing
