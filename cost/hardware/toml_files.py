@@ -15,9 +15,11 @@ from shardwright.ir.diagnostics import DiagnosticError, Note, Source, Span, did_
 _UNITS = {
     "B": 1,
     "kB": 10**3,
+    "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
     "TB": 10**12,
+    "kiB": 2**10,
     "KiB": 2**10,
     "MiB": 2**20,
     "GiB": 2**30,

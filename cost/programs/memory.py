@@ -49,6 +49,10 @@ class MemoryUse:
     def peak(self) -> int:
         return self.weights + self.state + self.activations
 
+    def fits_in_int8(self, room: float, wide: float | None = None) -> bool:
+        """Tells whether it fits with the weights of 16 bits in 8: `wide` bytes of them, or all."""
+        return self.peak - (self.weights if wide is None else wide) / 2 <= room
+
 
 def memory_of(program: Program, func: Func, tier: Tier = Tier.DEVICE, *, copied_slices: bool = False) -> MemoryUse:
     """The bytes of one memory, the chip's own by default, that one call of a function of an explicit program needs for

@@ -30,7 +30,7 @@ def too_large(tried: Sequence[SearchResult], program: Program) -> TooLargeError:
     wide = sum(
         device_bytes(value, found.program.mesh) for value in found.program.weights if value.shape.dtype.bits == 16
     )
-    if wide and memory.peak - wide // 2 <= room:
+    if wide and memory.fits_in_int8(room, wide):
         notes.append("int8 weights would fit: run quantize-weights first")
     largest = max(parts, key=lambda part: parts[part])
     if largest != "weights":

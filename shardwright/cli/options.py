@@ -21,9 +21,6 @@ _AXIS = re.compile(r"[a-z][a-z0-9_]*")
 _DIM = re.compile(r"[A-Z][0-9]*|[a-z][a-z0-9_]*")
 _SIZE = re.compile(r"[1-9][0-9]{0,17}")
 
-_BYTES = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?((?:[kKMGT]i?)?B)")
-_POWERS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
-
 Rule = Callable[[argparse.Namespace], str | None]
 
 
@@ -180,11 +177,12 @@ def time_window(text: str) -> tuple[float, float]:
 
 def size_in_bytes(text: str) -> int:
     """Bytes, as in 16GB (10^9) or 16GiB (2^30)."""
-    found = _BYTES.fullmatch(text)
-    if not found or float(found[1]) <= 0:
+    from shardwright.cost.hardware.toml_files import parse_size
+
+    size = parse_size(text)
+    if not size:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes, as in 16GB or 512MiB")
-    unit = found[2].removesuffix("B")
-    return int(float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _POWERS[unit.removesuffix("i")])
+    return int(size)
 
 
 def add_file(parser: Parser) -> None:

@@ -427,7 +427,7 @@ class _Planner:
         else:
             fewer = "" if demand.batch is None else ", or a smaller --batch"
             yield f"caches are smaller with a shorter --prompt or --output{fewer}"
-        if memory is None or memory.peak - memory.weights / 2 <= room:
+        if memory is None or memory.fits_in_int8(room):
             yield from lighter
 
 

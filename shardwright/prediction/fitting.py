@@ -163,7 +163,7 @@ def _lifts(chip: Chip, weights: Weights, batch: int, priced: Sequence[tuple[Memo
         f"the nearest is {mesh.n_chips} chips ({mesh}), {bytes_text(memory.peak - room)} too much: weights"
         f" {bytes_text(memory.weights)}, cache {bytes_text(memory.state)}, values {bytes_text(memory.activations)}"
     )
-    lighter = "int8 weights, " if weights == "bf16" and memory.peak - memory.weights / 2 <= room else ""
+    lighter = "int8 weights, " if weights == "bf16" and memory.fits_in_int8(room) else ""
     if memory.weights > room:
         yield f"take {lighter}another layout, or chips with more memory"
     else:
