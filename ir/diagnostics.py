@@ -184,6 +184,18 @@ def located(source: Source) -> Generator[None]:
         raise
 
 
+def decoded(name: str, data: bytes, note: str) -> Source:
+    """The text that bytes are. Raises a `DiagnosticError` at the first byte that is no UTF-8."""
+    try:
+        return Source(name, data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8")
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        message = f"the byte 0x{data[error.start]:02x} is not UTF-8 text"
+        with located(Source(name, data.decode("utf-8", errors="replace"))):
+            raise fault("not-utf8", message, Span(line, column, line, column + 1), note) from None
+
+
 @contextmanager
 def placed(span: Span) -> Generator[None]:
     """Gives a place to the diagnostics raised inside that have none."""

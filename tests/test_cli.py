@@ -428,7 +428,8 @@ def test_fmt_of_standard_input(ugly: Path, shardwright: Callable[..., Any]) -> N
     done = subprocess.run(command, input=b"\xff\xfe", capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.decode() == (
-        "<stdin>: error: byte 1 of standard input, 0xff, is not UTF-8 text [not-utf8]\n"
+        "<stdin>:1:1: error: the byte 0xff is not UTF-8 text [not-utf8]\n"
+        "  \ufffd\ufffd\n  ^\n"
         "note: a program is a text file, saved as UTF-8\n"
     )
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shardwright.ir.diagnostics import DiagnosticError, Source, Span, fault, located
+from shardwright.ir.diagnostics import DiagnosticError, Source, Span, decoded, fault, located
 from shardwright.ir.text import syntax as ast
 from shardwright.ir.text.brackets import Nesting, check_brackets
 
@@ -34,15 +34,7 @@ def read_source(path: str | Path) -> Source:
         if b"\0" in data:
             note = "a program is a text file; was a checkpoint or a compiled file meant for another command?"
             raise fault("binary", "this is a binary file, not a program", *_nowhere(note))
-    try:
-        return Source(name, data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        text = data.decode("utf-8", errors="replace")
-        before = data[: error.start].decode("utf-8")
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        message = f"the byte 0x{data[error.start]:02x} is not UTF-8 text"
-        with located(Source(name, text)):
-            raise fault("not-utf8", message, Span(line, column, line, column + 1), "save the file as UTF-8") from None
+    return decoded(name, data, "save the file as UTF-8")
 
 
 def _nowhere(note: str) -> tuple[Span, str]:

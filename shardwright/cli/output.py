@@ -21,15 +21,9 @@ if TYPE_CHECKING:
 def read_program(file: str) -> Source:
     """The text of FILE, or of standard input for `-`. Raises `DiagnosticError` where it cannot be read as text."""
     if file == "-":
-        from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+        from shardwright.ir.diagnostics import decoded
 
-        data = sys.stdin.buffer.read()
-        try:
-            return Source("<stdin>", data.decode("utf-8-sig"))
-        except UnicodeDecodeError as error:
-            message = f"byte {error.start + 1} of standard input, 0x{data[error.start]:02x}, is not UTF-8 text"
-            with located(Source("<stdin>", "")):
-                raise fault("not-utf8", message, NOWHERE, "a program is a text file, saved as UTF-8") from None
+        return decoded("<stdin>", sys.stdin.buffer.read(), "a program is a text file, saved as UTF-8")
     from shardwright.ir.text.parser import read_source
 
     return read_source(file)

@@ -29,17 +29,13 @@ _CHIP_WORDS = {"gpu": "chip", "machine": "chip"}
 """What else the column of chips is called."""
 
 
-def file_checks(path: str) -> list[Check] | None:
+def file_checks(source: Source) -> list[Check] | None:
     """The rows of a file with one of these sets of columns beside predictions, or None where the file has others.
 
     Comments begin with #. Raises where a line is at fault, with its place.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        return None  # said where other tables are read
-    with located(Source(path, text)):
-        return read_table(text, Path(path).stem, _KINDS)
+    with located(source):
+        return read_table(source.text, Path(source.name).stem, _KINDS)
 
 
 def _policy_row(line: Line) -> Check:

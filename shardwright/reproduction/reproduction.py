@@ -107,10 +107,9 @@ Progress = Callable[[int, int, str], None]
 """Is told before a program is compiled: its number from 1, of how many, and its name."""
 
 
-def _compare_file(name: str, progress: Progress | None) -> Iterator[RowComparison]:
+def _compare_file(source: Source, progress: Progress | None) -> Iterator[RowComparison]:
     """The rows of a file; what is said of one is said at its line."""
-    source = file_source(name)
-    rows = read_rows(source.text, name, Path(name).stem)
+    rows = read_rows(source.text, source.name, Path(source.name).stem)
     with located(source):
         wanted: dict[str, WantedProgram] = {}
         for row in rows:
@@ -171,8 +170,8 @@ def reproduce(
 def _predicted(name: str, progress: Progress | None) -> list[ReproducedTable]:
     names = [*TABLES, *CHECKS]
     if name.endswith(".csv"):
-        offloaded = offload_files.file_checks(name)
-        rows = tuple(_compare_file(name, progress)) if offloaded is None else ()
+        offloaded = offload_files.file_checks(source := file_source(name))
+        rows = tuple(_compare_file(source, progress)) if offloaded is None else ()
         if not rows and not offloaded:
             with located(Source(name, "")):
                 note = "a row without one has OOM or - in its place, and is left out"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shardwright.cost.hardware.chips import Chip, chip_names, load_chip
 from shardwright.cost.hardware.networks import Torus
-from shardwright.ir.diagnostics import NOWHERE, Source, Span, fault, located
+from shardwright.ir.diagnostics import NOWHERE, Source, Span, decoded, fault, located
 from shardwright.ir.text.table import counted
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.description import LearnedPositions
@@ -118,12 +118,8 @@ def published(table: str) -> tuple[PublishedRow, ...]:
 
 
 def file_source(name: str) -> Source:
-    """A .csv file of the user's own. Raises where it cannot be read."""
-    try:
-        return Source(name, Path(name).read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        with located(Source(name, "")):
-            raise fault("not-utf8", "it is not a text in UTF-8", NOWHERE) from None
+    """A .csv file of the user's own. Raises where it is not UTF-8, OSError where it cannot be read."""
+    return decoded(name, Path(name).read_bytes(), "save the file as UTF-8")
 
 
 def read_rows(text: str, name: str, table: str) -> list[PublishedRow]:

@@ -155,5 +155,5 @@ def reads(graph: Graph) -> Iterator[Hashable]:
 
 
 def variables(operands: Sequence[Operand]) -> Iterator[Variable]:
-    """Those of some operands that are no numbers."""
+    """The operands that are variables, not numbers."""
     return (each for each in operands if isinstance(each, Variable))

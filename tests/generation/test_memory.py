@@ -35,13 +35,13 @@ def test_what_fits_is_compiled() -> None:
     need = compiled(made.explicit)
     least = declared(made.surface)
     assert (need.weights, need.state) == (least.weights, least.state)
-    assert compile_within(KEYS, plan(), need.total, 2).explicit == made.explicit
+    assert compile_within(KEYS, plan(), need.peak, 2).explicit == made.explicit
     with pytest.raises(DiagnosticError) as caught:
-        compile_within(KEYS, plan(), need.total - 1, 2)
+        compile_within(KEYS, plan(), need.peak - 1, 2)
     assert caught.value.diagnostics[0].says() == (
-        f"a chip of the mesh x=2 would need {need.total / 1000:.3g} kB, {need.weights / 1000:.3g} kB of weights,"
+        f"a chip of the mesh x=2 would need {need.peak / 1000:.3g} kB, {need.weights / 1000:.3g} kB of weights,"
         f" {need.state / 1000:.3g} kB of KV cache, {need.activations / 1000:.3g} kB of activations,"
-        f" and has {(need.total - 1) / 1000:.3g} kB [out-of-memory]"
+        f" and has {(need.peak - 1) / 1000:.3g} kB [out-of-memory]"
     )
     (note,) = caught.value.diagnostics[0].notes
     assert note.message.startswith("--attention batch would fit, with ")
@@ -53,7 +53,7 @@ def test_fewer_pages_come_first() -> None:
     fewer = replace(made, pages=Pages(4, 64))
     need = compiled(compile_for_generation(surface_program(KEYS, fewer), KEYS, fewer).explicit)
     with pytest.raises(DiagnosticError) as caught:
-        compile_within(KEYS, made, need.total, 2)
+        compile_within(KEYS, made, need.peak, 2)
     (note,) = caught.value.diagnostics[0].notes
     assert note.message.startswith("--pages 64 would fit, with ")
 

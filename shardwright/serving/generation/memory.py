@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from shardwright.backends.torch.disk import available_memory
-from shardwright.cost.programs.memory import device_bytes, memory_of
+from shardwright.cost.programs.memory import MemoryUse, device_bytes, memory_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.ir.program import Program
 from shardwright.ir.text.table import bytes_text
@@ -22,19 +22,6 @@ from shardwright.serving.generation.programs import GenerationProgram, compile_f
 
 if TYPE_CHECKING:
     from shardwright.backends.jax.devices import Devices
-
-
-@dataclass(frozen=True)
-class MemoryNeed:
-    """Bytes on one chip: weights, state (the KV cache), and the most that the values of one call take beside them."""
-
-    weights: int
-    state: int
-    activations: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.state + self.activations
 
 
 def chip_memory(devices: Devices) -> int | None:
@@ -71,20 +58,19 @@ def exhaustion(name: str) -> Generator[None]:
         raise said from error
 
 
-def declared(program: Program) -> MemoryNeed:
+def declared(program: Program) -> MemoryUse:
     """The bytes that weights and state take, by their declarations; those that are left to the compiler count
     nothing."""
 
     def bytes_of(values: tuple[Any, ...]) -> int:
         return sum(device_bytes(value, program.mesh) for value in values if isinstance(value.type, TensorType))
 
-    return MemoryNeed(bytes_of(program.weights), bytes_of(program.state))
+    return MemoryUse(bytes_of(program.weights), bytes_of(program.state), 0)
 
 
-def compiled(program: Program) -> MemoryNeed:
+def compiled(program: Program) -> MemoryUse:
     """The bytes that the explicit program takes in that function which takes the most."""
-    most = max((memory_of(program, func) for func in program.funcs), key=lambda memory: memory.peak)
-    return MemoryNeed(most.weights, most.state, most.activations)
+    return max((memory_of(program, func) for func in program.funcs), key=lambda memory: memory.peak)
 
 
 def compile_within(
@@ -98,33 +84,33 @@ def compile_within(
     if chip is None:
         return compile_for_generation(surface, config, plan)
     least = _least(surface, plan)
-    if least.total > chip:
+    if least.peak > chip:
         raise _too_large(config, plan, least, chip, devices)
     made = compile_for_generation(surface, config, plan)
     need = compiled(made.explicit)
-    if need.total > chip:
+    if need.peak > chip:
         raise _too_large(config, plan, need, chip, devices)
     return made
 
 
-def _least(program: Program, plan: GenerationPlan) -> MemoryNeed:
+def _least(program: Program, plan: GenerationPlan) -> MemoryUse:
     """The bytes that the program of a plan takes at least: those declared, with weights as they are stored; stages of a
     pipeline have equal parts of them at best."""
     for applied in plan.before_layouts:
         program = applied.run(program)
     need = declared(program)
-    return MemoryNeed(need.weights // plan.stages, need.state // plan.stages)
+    return MemoryUse(need.weights // plan.stages, need.state // plan.stages, 0)
 
 
 def _too_large(
-    config: Mapping[str, Any], plan: GenerationPlan, need: MemoryNeed, chip: int, devices: int
+    config: Mapping[str, Any], plan: GenerationPlan, need: MemoryUse, chip: int, devices: int
 ) -> DiagnosticError:
     parts = f"{bytes_text(need.weights)} of weights, {bytes_text(need.state)} of KV cache"
     if need.activations:
         parts += f", {bytes_text(need.activations)} of activations"
     return fault(
         "out-of-memory",
-        f"a chip of the mesh {plan.mesh} would need {bytes_text(need.total)}, {parts}, and has {bytes_text(chip)}",
+        f"a chip of the mesh {plan.mesh} would need {bytes_text(need.peak)}, {parts}, and has {bytes_text(chip)}",
         NOWHERE,
         _way_out(config, plan, need, chip, devices),
     )
@@ -157,18 +143,18 @@ class _Search:
         """Begins with plans that change another thing."""
         self.left_of_group = min(self.left, _COMPILATIONS_OF_GROUP)
 
-    def attempt(self, options: str, plan: GenerationPlan) -> MemoryNeed | None:
+    def attempt(self, options: str, plan: GenerationPlan) -> MemoryUse | None:
         """The bytes that a plan declares, None where it is none for this model or this file; it is compiled if they
         fit. Raises `_FitsError` where all of it does."""
         try:
             surface = surface_program(self.config, plan)
             least = _least(surface, plan)
-            total = least.total
+            total = least.peak
             if total <= self.chip:
                 if not self.left_of_group:
                     return least
                 self.left, self.left_of_group = self.left - 1, self.left_of_group - 1
-                total = compiled(compile_for_generation(surface, self.config, plan).explicit).total
+                total = compiled(compile_for_generation(surface, self.config, plan).explicit).peak
         except DiagnosticError:
             return None
         if total <= self.chip:
@@ -178,8 +164,8 @@ class _Search:
         return least
 
 
-def _way_out(config: Mapping[str, Any], plan: GenerationPlan, need: MemoryNeed, chip: int, devices: int) -> str:
-    search = _Search(config, chip, need.total)
+def _way_out(config: Mapping[str, Any], plan: GenerationPlan, need: MemoryUse, chip: int, devices: int) -> str:
+    search = _Search(config, chip, need.peak)
     try:
         _try_all(search, plan, devices)
     except _FitsError as found:
@@ -194,12 +180,12 @@ def _try_all(search: _Search, plan: GenerationPlan, devices: int) -> None:
     """Tries plans that take less, those first that change least of what comes out and how fast: other layouts, then
     fewer pages or rows, then other number formats, these under the plan's own layouts and those of the fewest bytes."""
     own = _least(surface_program(search.config, plan), plan)
-    fewest, bases = own.total, [("", plan, own)]
+    fewest, bases = own.peak, [("", plan, own)]
     search.group()
     for options, variant in _layouts(plan, devices):
         need = search.attempt(options, variant)
-        if need is not None and need.total < _VISIBLY * fewest:
-            fewest, bases[1:] = need.total, [(options, variant, need)]
+        if need is not None and need.peak < _VISIBLY * fewest:
+            fewest, bases[1:] = need.peak, [(options, variant, need)]
     for named, formats in _formats(plan):
         for options, base, of_base in bases:
             search.group()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Source, Span, fault
+from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Source, Span, decoded, fault
 
 WRITTEN = ("index", "sample", "new_tokens", "text", "logprobs", "prompt_logprobs")
 """The keys that generation writes beside those of a line, which a line may not have."""
@@ -100,12 +100,7 @@ def _listed(prompt: object) -> list[int]:
 
 def read_text(path: str) -> Source:
     """The text of a file of prompts. Raises where it is not UTF-8, OSError where it cannot be read."""
-    try:
-        return Source(path, Path(path).read_bytes().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        failed = fault("not-utf8", f"byte {error.start + 1}, 0x{error.object[error.start]:02x}, is not UTF-8 text")
-        failed.source = Source(path, "")
-        raise failed from None
+    return decoded(path, Path(path).read_bytes(), "save the file as UTF-8")
 
 
 def _object(line: str, span: Span) -> dict[str, Any]:
