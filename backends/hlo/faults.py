@@ -22,7 +22,6 @@ from shardwright.backends.hlo.checking.rules import RULES, InstructionStep
 from shardwright.backends.hlo.checking.step import PASSING
 from shardwright.backends.hlo.checking.values import (
     Value,
-    braced,
     leaf_types,
     leaves_of,
     made_local,
@@ -86,7 +85,7 @@ class Checker:
         """A parameter by the sharding that stands beside it."""
         told = re.search(r"\bsharding=(\{.*)", instruction.attributes)
         parts = parts_of(instruction.type)
-        texts = shardings_of(braced(told[1])) if told else [""]
+        texts = shardings_of(told[1]) if told else [""]
         if len(texts) != len(parts):
             texts = texts[:1] * len(parts)
         if instruction.type.startswith("(") and any(part.startswith("(") for part in parts):
@@ -188,7 +187,7 @@ class Checker:
         wanted = self.results
         if wanted is None:
             told = re.search(r"\bsharding=(\{.*)", root.attributes)
-            wanted = shardings_of(braced(told[1])) if told else None
+            wanted = shardings_of(told[1]) if told else None
         if wanted is None or len(wanted) != len(states):
             wanted = [None] * len(states)
         entry = self.module.computations[self.module.entry]

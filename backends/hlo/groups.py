@@ -96,8 +96,13 @@ def _mesh_groups(axes: Mapping[str, int], ids: str | None, parts: Sequence[tuple
             outside = before * part
         extents.append(size // outside)
     devices = _device_ids(ids, math.prod(axes.values())).reshape(extents)
-    staying = [axis for axis in range(len(extents)) if axis not in varying]
-    along = math.prod(extents[axis] for axis in varying)
+    return rows_along(devices, varying)
+
+
+def rows_along(devices: npt.NDArray[np.int64], varying: Sequence[int]) -> Groups:
+    """The groups of devices that some axes of an array of them go through."""
+    staying = [axis for axis in range(devices.ndim) if axis not in varying]
+    along = math.prod(devices.shape[axis] for axis in varying)
     return _rows(devices.transpose([*staying, *varying]).reshape(-1, along))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shardwright.backends.hlo.groups import Groups, connected
+from shardwright.backends.hlo.groups import Groups, connected, rows_along
 
 IRREGULAR = ("irregular",)
 """Stands for groups that are no product of axes and parts of axes."""
@@ -37,10 +37,7 @@ def axes_of_groups(groups: Groups, mesh: Mapping[str, int]) -> tuple[str, ...]:
             names.append(axis if count == size else f"{axis}:({size // (stride * count)}){count}")
             left = stride
         extents.append(left)
-    staying = [i for i in range(len(extents)) if i not in varying]
-    along = math.prod(extents[i] for i in varying)
-    expected = grid.reshape(extents).transpose([*staying, *varying]).reshape(-1, along)
-    regular = {frozenset(map(int, row)) for row in expected} == {frozenset(group) for group in groups}
+    regular = set(map(frozenset, rows_along(grid.reshape(extents), varying))) == set(map(frozenset, groups))
     return tuple(names) if regular else IRREGULAR
 
 

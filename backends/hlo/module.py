@@ -239,11 +239,11 @@ def parts_of(type_text: str) -> list[str]:
 
 def _instruction(name: str, rest: str, *, is_root: bool) -> Instruction:
     """`f16[8]{0} add(%a, %b), metadata={...}` after the name."""
-    end = _balanced(rest) if rest.startswith("(") else rest.find(" ")
+    end = balanced(rest) if rest.startswith("(") else rest.find(" ")
     opcode, opened, after = rest[end:].strip().partition("(")
     if end < 0 or not opened:
         raise HloError(f"{name} is not an instruction: {rest[:80]}")
-    close = _balanced("(" + after) - 1
+    close = balanced("(" + after) - 1
     operands = after[: close - 1]
     names = tuple(_REFERENCE.findall(operands)) or _bare_names(operands)
     return Instruction(name, rest[:end], opcode.strip(), operands, names, after[close:], is_root)
@@ -255,11 +255,11 @@ def _bare_names(operands: str) -> tuple[str, ...]:
     return tuple(match[1] for match in matches if match)
 
 
-def _balanced(text: str) -> int:
+def balanced(text: str, brackets: str = "()") -> int:
     """Just after the bracket that closes the first character."""
     depth = 0
     for at, character in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(character, 0)
+        depth += {brackets[0]: 1, brackets[1]: -1}.get(character, 0)
         if depth == 0:
             return at + 1
     raise HloError(f"a bracket is not closed: {text[:80]}")

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.backends.hlo.module import balanced, parts_of
 from shardwright.backends.hlo.tables import Table, differs, labels, plus, prime_tables, ranked
 
 Steps = int | tuple[int, ...]
@@ -366,16 +367,8 @@ def _blocks_of(text: str, devices: int) -> npt.NDArray[np.int64] | None:
 
 
 def shardings_of(text: str) -> list[str]:
-    """The shardings of a tuple; the one of an array."""
-    inner = text.strip()
+    """The shardings of a tuple, or the one of an array, that a text begins with."""
+    inner = text[: balanced(text, "{}")]
     if not inner.startswith("{{"):
         return [inner]
-    parts: list[str] = []
-    depth = start = 0
-    for at, character in enumerate(inner):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if character == "{" and depth == 2:
-            start = at
-        if character == "}" and depth == 1:
-            parts.append(inner[start : at + 1])
-    return parts
+    return [part[part.find("{") :] for part in parts_of(f"({inner[1:-1]})")]

@@ -355,39 +355,23 @@ def _topk(rewriter: _Rewriter, statement: Let) -> bool:
     return True
 
 
-def _layernorm(rewriter: _Rewriter, statement: Let) -> bool:
-    operation = statement.operation
-    assert isinstance(operation, ops.Layernorm)
-    name = statement.result.name
-    source = rewriter.in_f32(_name(statement.operands[0]), f"{name}_f32")
-    shape = rewriter.shape(source)
-    assert shape is not None
-    count = _size(rewriter, operation.dims, shape)
-    total = rewriter.emit(ops.Sum(operation.dims), [source], f"{name}_sum")
-    mean = rewriter.emit(ops.Div(), [total, count], f"{name}_mean")
-    centred = rewriter.emit(ops.Sub(), [source, mean], f"{name}_centred")
-    return _scaled(rewriter, statement, centred, operation.dims, operation.eps, count)
-
-
-def _rmsnorm(rewriter: _Rewriter, statement: Let) -> bool:
-    operation = statement.operation
-    assert isinstance(operation, ops.Rmsnorm)
-    source = rewriter.in_f32(_name(statement.operands[0]), f"{statement.result.name}_f32")
-    shape = rewriter.shape(source)
-    assert shape is not None
-    count = _size(rewriter, operation.dims, shape)
-    return _scaled(rewriter, statement, source, operation.dims, operation.eps, count)
-
-
-def _scaled(
-    rewriter: _Rewriter, statement: Let, centred: str, dims: tuple[str, ...], eps: float, count: Number
-) -> bool:
+def _norm(rewriter: _Rewriter, statement: Let) -> bool:
     """Divides by the root of the mean square, then applies scale and offset if there are any."""
-    name = statement.result.name
+    operation = statement.operation
+    assert isinstance(operation, ops.Layernorm | ops.Rmsnorm)
+    name, dims = statement.result.name, operation.dims
+    centred = rewriter.in_f32(_name(statement.operands[0]), f"{name}_f32")
+    shape = rewriter.shape(centred)
+    assert shape is not None
+    count = _size(rewriter, dims, shape)
+    if isinstance(operation, ops.Layernorm):
+        total = rewriter.emit(ops.Sum(dims), [centred], f"{name}_sum")
+        mean = rewriter.emit(ops.Div(), [total, count], f"{name}_mean")
+        centred = rewriter.emit(ops.Sub(), [centred, mean], f"{name}_centred")
     square = rewriter.emit(ops.Mul(), [centred, centred], f"{name}_square")
     power = rewriter.emit(ops.Sum(dims), [square], f"{name}_power")
     mean = rewriter.emit(ops.Div(), [power, count], f"{name}_mean_square")
-    safe = rewriter.emit(ops.Add(), [mean, Number(repr(eps))], f"{name}_safe")
+    safe = rewriter.emit(ops.Add(), [mean, Number(repr(operation.eps))], f"{name}_safe")
     inverse = rewriter.emit(ops.Function("rsqrt"), [safe], f"{name}_inverse")
     if len(statement.operands) == 1:
         return rewriter.rounded(ops.Mul(), [centred, inverse], f"{name}_normed")
@@ -420,7 +404,7 @@ _EXPANSIONS: dict[type[Operation], Callable[[_Rewriter, Let], bool]] = {
     ops.Attend: _attend,
     ops.Argmax: _argmax,
     ops.Topk: _topk,
-    ops.Layernorm: _layernorm,
-    ops.Rmsnorm: _rmsnorm,
+    ops.Layernorm: _norm,
+    ops.Rmsnorm: _norm,
     ops.Rotary: _rotary,
 }

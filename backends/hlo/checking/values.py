@@ -60,16 +60,6 @@ def shape_of(type_text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in found[1].split(",") if n) if found else ()
 
 
-def braced(text: str) -> str:
-    """The text up to the bracket that closes its first one."""
-    depth = 0
-    for at, character in enumerate(text):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return text[: at + 1]
-    return text
-
-
 def parsed(word: str) -> float | int | bool:
     if word in {"true", "false"}:
         return word == "true"
