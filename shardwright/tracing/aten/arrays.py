@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,12 @@ import numpy as np
 from shardwright.tracing.aten.table import OPERATIONS, dims_of, dtype_of, least, op
 
 # ---------------------------------------------------------------- shapes
+
+OPERATIONS |= {
+    "transpose": jnp.swapaxes, "t": jnp.transpose, "numpy_T": jnp.transpose, "unsqueeze": jnp.expand_dims,
+    "movedim": jnp.moveaxis, "moveaxis": jnp.moveaxis, "stack": jnp.stack, "hstack": jnp.hstack, "vstack": jnp.vstack,
+    "ravel": jnp.ravel, "diagonal": jnp.diagonal, "getitem": operator.getitem,
+}  # fmt: skip
 
 
 @op("view", "reshape", "_unsafe_view")
@@ -43,24 +50,9 @@ def unflatten(a: Any, dim: int, sizes: Sequence[int]) -> Any:
     return a.reshape(*a.shape[:dim], *sizes, *a.shape[dim + 1 :])
 
 
-@op("transpose")
-def transpose(a: Any, first: int, second: int) -> Any:
-    return jnp.swapaxes(a, first, second)
-
-
-@op("t")
-def t(a: Any) -> Any:
-    return a.T
-
-
 @op("permute")
 def permute(a: Any, dims: Sequence[int]) -> Any:
     return jnp.transpose(a, tuple(d % a.ndim for d in dims))
-
-
-@op()
-def unsqueeze(a: Any, dim: int) -> Any:
-    return jnp.expand_dims(a, dim)
 
 
 @op()
@@ -80,7 +72,7 @@ def expand_as(a: Any, b: Any) -> Any:
     return jnp.broadcast_to(a, b.shape)
 
 
-@op()
+@op("repeat", "tile")
 def repeat(a: Any, times: Sequence[int]) -> Any:
     return jnp.tile(a, tuple(times))
 
@@ -93,11 +85,6 @@ def repeat_interleave(a: Any, repeats: int, dim: int | None = None, **_: Any) ->
 @op("cat", "concat", "concatenate")
 def cat(arrays: Sequence[Any], dim: int = 0) -> Any:
     return jnp.concatenate([array for array in arrays if array.shape != (0,)], dim)
-
-
-@op()
-def stack(arrays: Sequence[Any], dim: int = 0) -> Any:
-    return jnp.stack(arrays, dim)
 
 
 @op("slice")
@@ -139,11 +126,6 @@ def chunk(a: Any, chunks: int, dim: int = 0) -> Any:
 @op()
 def unbind(a: Any, dim: int = 0) -> Any:
     return [select(a, dim, i) for i in range(a.shape[dim])]
-
-
-@op()
-def getitem(a: Any, index: int) -> Any:
-    return a[index]
 
 
 @op()
@@ -308,14 +290,9 @@ def index_add(a: Any, dim: int, ids: Any, source: Any, *, alpha: float = 1) -> A
     return at.add(source if alpha == 1 else source * alpha)
 
 
-@op()
+@op("index_copy", "index_fill")
 def index_copy(a: Any, dim: int, ids: Any, source: Any) -> Any:
     return a.at[(np.s_[:],) * (dim % a.ndim) + (ids,)].set(source)
-
-
-@op()
-def index_fill(a: Any, dim: int, ids: Any, value: Any) -> Any:
-    return a.at[(np.s_[:],) * (dim % a.ndim) + (ids,)].set(value)
 
 
 @op()
@@ -389,19 +366,9 @@ def flip(a: Any, dims: Sequence[int]) -> Any:
     return jnp.flip(a, tuple(dims))
 
 
-@op("movedim", "moveaxis")
-def movedim(a: Any, source: Any, target: Any) -> Any:
-    return jnp.moveaxis(a, source, target)
-
-
 @op()
 def narrow(a: Any, dim: int, start: int, length: int) -> Any:
     return sliced(a, dim, start, start + length)
-
-
-@op()
-def diagonal(a: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    return jnp.diagonal(a, offset, dim1, dim2)
 
 
 @op()
@@ -435,31 +402,6 @@ def view_as(a: Any, b: Any) -> Any:
 @op("mT", "adjoint")
 def matrix_transpose(a: Any) -> Any:
     return jnp.swapaxes(a, -1, -2)
-
-
-@op("numpy_T")
-def reversed_axes(a: Any) -> Any:
-    return a.T
-
-
-@op()
-def ravel(a: Any) -> Any:
-    return a.reshape(-1)
-
-
-@op()
-def tile(a: Any, times: Sequence[int]) -> Any:
-    return jnp.tile(a, tuple(times))
-
-
-@op()
-def hstack(arrays: Sequence[Any]) -> Any:
-    return jnp.hstack(arrays)
-
-
-@op()
-def vstack(arrays: Sequence[Any]) -> Any:
-    return jnp.vstack(arrays)
 
 
 @op("pad")

@@ -38,7 +38,8 @@ OPERATIONS |= {
     "bitwise_xor": jnp.bitwise_xor, "eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "le": jnp.less_equal,
     "gt": jnp.greater, "ge": jnp.greater_equal, "mul": jnp.multiply, "floor_divide": jnp.floor_divide,
     "remainder": jnp.remainder, "relu6": jax.nn.relu6, "tan": jnp.tan,
-    "mish": jax.nn.mish,
+    "mish": jax.nn.mish, "celu": jax.nn.celu, "glu": jax.nn.glu, "clamp_min": jnp.maximum, "clamp_max": jnp.minimum,
+    "matmul": jnp.matmul, "mm": jnp.matmul, "bmm": jnp.matmul,
 }  # fmt: skip
 
 
@@ -97,16 +98,12 @@ def clamp(a: Any, low: Any = None, high: Any = None) -> Any:
 
 
 @op()
-def clamp_min(a: Any, low: Any) -> Any:
-    return jnp.maximum(a, low)
-
-
-@op()
 def masked_fill(a: Any, mask: Any, value: Any) -> Any:
     return jnp.where(mask, jnp.asarray(value, a.dtype), a)
 
 
-@op("alias", "clone", "contiguous", "detach", "lift_fresh_copy", "dropout", "detach_")
+@op("alias", "clone", "contiguous", "detach", "lift_fresh_copy", "dropout", "detach_", "resolve_conj",
+    "resolve_neg")  # fmt: skip
 def same(a: Any, *_: Any, **__: Any) -> Any:
     return a
 
@@ -134,26 +131,16 @@ def copy(a: Any, b: Any, *_: Any) -> Any:
 # ---------------------------------------------------------------- products
 
 
-@op("matmul", "mm", "bmm")
-def matmul(a: Any, b: Any) -> Any:
-    return jnp.matmul(a, b)
-
-
 @op()
 def linear(a: Any, weight: Any, bias: Any = None) -> Any:
     made = jnp.einsum("...i,oi->...o", a, weight)
     return made if bias is None else made + bias
 
 
-@op()
+@op("addmm", "baddbmm", "addmv")
 def addmm(c: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     made = a @ b
     return (c if beta == 1 else c * beta) + (made if alpha == 1 else made * alpha)
-
-
-@op()
-def baddbmm(c: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    return addmm(c, a, b, beta=beta, alpha=alpha)
 
 
 @op()
@@ -197,8 +184,6 @@ OPERATIONS |= {
     "real": jnp.real, "imag": jnp.imag, "complex": jax.lax.complex, "_conj": jnp.conj, "conj_physical": jnp.conj,
     "angle": jnp.angle, "special_i0": jax.scipy.special.i0,
 }  # fmt: skip
-for _name in ("resolve_conj", "resolve_neg"):
-    OPERATIONS[_name] = same
 
 
 @op()
@@ -209,11 +194,6 @@ def heaviside(a: Any, b: Any) -> Any:
 @op()
 def frac(a: Any) -> Any:
     return a - jnp.trunc(a)
-
-
-@op()
-def clamp_max(a: Any, high: Any) -> Any:
-    return jnp.minimum(a, high)
 
 
 @op()
@@ -232,19 +212,9 @@ def lerp(a: Any, b: Any, weight: Any) -> Any:
 
 
 @op()
-def celu(a: Any, alpha: float = 1) -> Any:
-    return jax.nn.celu(a, alpha)
-
-
-@op()
 def prelu(a: Any, weight: Any) -> Any:
     slopes = weight.reshape(1, -1, *[1] * (a.ndim - 2)) if weight.size > 1 and a.ndim > 1 else weight.reshape(())
     return jnp.where(a >= 0, a, slopes * a)
-
-
-@op()
-def glu(a: Any, dim: int = -1) -> Any:
-    return jax.nn.glu(a, dim)
 
 
 @op()
@@ -255,11 +225,6 @@ def threshold(a: Any, least: float, value: float) -> Any:
 @op()
 def nan_to_num(a: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Any:
     return jnp.nan_to_num(a, nan=nan or 0.0, posinf=posinf, neginf=neginf)
-
-
-@op()
-def addmv(c: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    return addmm(c, a, b, beta=beta, alpha=alpha)
 
 
 @op()

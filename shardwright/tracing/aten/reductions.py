@@ -19,16 +19,15 @@ from shardwright.tracing.aten.table import OPERATIONS, dims_of, dtype_of, each_a
 # ---------------------------------------------------------------- reductions and norms
 
 
-@op("softmax", "_softmax")
-def softmax(a: Any, dim: int, dtype: Any = None) -> Any:
-    a = a.astype(dtype_of(dtype)) if dtype is not None and not isinstance(dtype, bool) else a
-    return jax.nn.softmax(a, dim)
+def _softened(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(a: Any, dim: int, dtype: Any = None) -> Any:
+        return function(a if dtype is None or isinstance(dtype, bool) else a.astype(dtype_of(dtype)), dim)
+
+    return run
 
 
-@op("log_softmax", "_log_softmax")
-def log_softmax(a: Any, dim: int, dtype: Any = None) -> Any:
-    a = a.astype(dtype_of(dtype)) if dtype is not None and not isinstance(dtype, bool) else a
-    return jax.nn.log_softmax(a, dim)
+OPERATIONS["softmax"] = OPERATIONS["_softmax"] = _softened(jax.nn.softmax)
+OPERATIONS["log_softmax"] = OPERATIONS["_log_softmax"] = _softened(jax.nn.log_softmax)
 
 
 def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,7 +39,7 @@ def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name, _function in {"sum": jnp.sum, "mean": jnp.mean, "amax": jnp.max, "amin": jnp.min, "any": jnp.any,
-                         "all": jnp.all, "logsumexp": jax.nn.logsumexp}.items():  # fmt: skip
+                         "all": jnp.all, "prod": jnp.prod, "logsumexp": jax.nn.logsumexp}.items():  # fmt: skip
     OPERATIONS[_name] = _reduction(_function)
 
 
@@ -57,13 +56,13 @@ def _extreme(most: Callable[..., Any], of_two: Callable[..., Any], place: Callab
     return run
 
 
+def _place(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, dim=None, keepdim=False: function(a, dim, keepdims=keepdim)
+
+
+OPERATIONS |= {"argmax": _place(jnp.argmax), "argmin": _place(jnp.argmin)}
 OPERATIONS["max"] = _extreme(jnp.max, jnp.maximum, jnp.argmax)
 OPERATIONS["min"] = _extreme(jnp.min, jnp.minimum, jnp.argmin)
-
-
-@op()
-def argmax(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    return jnp.argmax(a, dim, keepdims=keepdim)
 
 
 def _spread(a: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None,
@@ -174,11 +173,6 @@ def cosine_similarity(a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 
 
 @op()
-def prod(a: Any, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return jnp.prod(a, dim, dtype_of(dtype), keepdims=keepdim)
-
-
-@op()
 def cumprod(a: Any, dim: int, *, dtype: Any = None) -> Any:
     return jnp.cumprod(a, dim, dtype_of(dtype))
 
@@ -186,11 +180,6 @@ def cumprod(a: Any, dim: int, *, dtype: Any = None) -> Any:
 @op()
 def logcumsumexp(a: Any, dim: int) -> Any:
     return jax.lax.cumlogsumexp(a, dim % a.ndim)
-
-
-@op()
-def argmin(a: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    return jnp.argmin(a, dim, keepdims=keepdim)
 
 
 @op()
