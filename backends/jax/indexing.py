@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.backends.jax.source_text import JAX_DTYPES, number_text, reshaped, transposed, tuple_text
-from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, literal, spread
+from shardwright.backends.jax.terms import Lowering, Term, aligned, axis_of, expanded, literal, spread, subscript
 from shardwright.backends.jax.tiled_forms import order_on_tpu
 from shardwright.ir import ops
 from shardwright.ir.digits import blocks_of
@@ -130,10 +130,7 @@ class SliceOf:
     def subscript(self) -> str:
         """`[i]`, or `[:, i]`: this trip's slice."""
         found = dict(self.indices)
-        index = [found.get(name, ":") for name in self.whole.names]
-        while index and index[-1] == ":":
-            index.pop()
-        return f"[{', '.join(index)}]" if index else ""
+        return subscript([found.get(name, ":") for name in self.whole.names])
 
     @property
     def entry(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from shardwright.backends.jax.source_text import JAX_DTYPES, axes_text, block_start, reshaped, transposed, tuple_text
-from shardwright.backends.jax.terms import Lowering
+from shardwright.backends.jax.terms import Lowering, subscript
 from shardwright.backends.jax.tiled_forms import AddendExchange, gather_form, scatter_form
 from shardwright.backends.simulation.digit_factors import Digits, Factor, leads
 from shardwright.cost.movements.exchange import Table, exchange_of
@@ -331,10 +331,7 @@ class _Plan:
 
     def indexed(self, factors: Sequence[Factor], fate: str) -> str:
         """`[lax.axis_index('x'), :, ...]`: this chip's digits of a fate; empty where there are none."""
-        index = [f"lax.axis_index('{f.axis}')" if f.fate == fate else ":" for f in factors]
-        while index and index[-1] == ":":
-            index.pop()
-        return f"[{', '.join(index)}]" if index else ""
+        return subscript([f"lax.axis_index('{f.axis}')" if f.fate == fate else ":" for f in factors])
 
     def varying(self, code: str, axes: Sequence[str]) -> str:
         """Says that the value differs along axes of one chip, which no index tells."""

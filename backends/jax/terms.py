@@ -124,6 +124,13 @@ def near_positions(
     return here, f"jnp.clip({window} - ({code} - {here}), 0, {positions + queries})"
 
 
+def subscript(index: Sequence[str]) -> str:
+    """`[i, None]` of these words for axes, without colons at the end; empty where there are no others."""
+    while index and index[-1] == ":":
+        index = index[:-1]
+    return f"[{', '.join(index)}]" if index else ""
+
+
 def spread(code: str, own: Sequence[str], names: Sequence[str]) -> str:
     """An array with dimensions `own`, transposed and given size-1 dimensions to broadcast against `names`."""
     present = [name for name in names if name in own]
@@ -131,20 +138,14 @@ def spread(code: str, own: Sequence[str], names: Sequence[str]) -> str:
     inner = list(names[names.index(present[0]) :]) if present else []
     if len(inner) == len(present):
         return code
-    index = [":" if name in own else "None" for name in inner]
-    while index and index[-1] == ":":
-        index.pop()
-    return f"{code}[{', '.join(index)}]"
+    return code + subscript([":" if name in own else "None" for name in inner])
 
 
 def expanded(code: str, own: Sequence[str], names: Sequence[str]) -> str:
     """As `spread`, and with a size-1 dimension for every missing one, the leading ones too."""
     present = [name for name in names if name in own]
     code = transposed(code, [own.index(name) for name in present])
-    index = [":" if name in own else "None" for name in names]
-    while index and index[-1] == ":":
-        index.pop()
-    return f"{code}[{', '.join(index)}]" if index else code
+    return code + subscript([":" if name in own else "None" for name in names])
 
 
 def literal(number: Number, dtype: DType) -> str:

@@ -110,21 +110,12 @@ def _topk(operation: ops.Topk, call: Call) -> tuple[Array, ...]:
     )
 
 
-def _layernorm(operation: ops.Layernorm, call: Call) -> Array:
+def _norm(operation: ops.Layernorm | ops.Rmsnorm, call: Call) -> Array:
     value = tensor_of(call.args[0])
-    over = _reduce_axes(value, operation.dims, call.setting)
-    centred = value.array - value.array.mean(axis=over, keepdims=True)
-    return _scaled(centred, over, operation.eps, call)
-
-
-def _rmsnorm(operation: ops.Rmsnorm, call: Call) -> Array:
-    value = tensor_of(call.args[0])
-    over = _reduce_axes(value, operation.dims, call.setting)
-    return _scaled(value.array, over, operation.eps, call)
-
-
-def _scaled(x: Array, over: tuple[int, ...], eps: float, call: Call) -> Array:
-    normed = x / np.sqrt((x * x).mean(axis=over, keepdims=True) + eps)
+    x, over = value.array, _reduce_axes(value, operation.dims, call.setting)
+    if isinstance(operation, ops.Layernorm):
+        x = x - x.mean(axis=over, keepdims=True)
+    normed = x / np.sqrt((x * x).mean(axis=over, keepdims=True) + operation.eps)
     if len(call.args) > 1:
         normed = normed * like(call.args[1], call.result.dtype, call.result.names, call.setting)
     if len(call.args) > 2:
@@ -313,8 +304,8 @@ KERNELS: dict[type[Operation], Kernel] = {
     ops.Cumsum: _cumsum,
     ops.Argmax: _argmax,
     ops.Topk: _topk,
-    ops.Layernorm: _layernorm,
-    ops.Rmsnorm: _rmsnorm,
+    ops.Layernorm: _norm,
+    ops.Rmsnorm: _norm,
     ops.Softmax: _softmax,
     ops.Attend: attend,
     ops.JoinAttention: join_attention,
