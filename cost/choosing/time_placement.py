@@ -167,7 +167,9 @@ class TimeSolver(Solver):
                 price += _HELD * self.tie
             own = node.home >= 0 and node.name not in self.globals
             used = {node.made, *(v for _, v, _ in node.uses)} if self.prices.live_ns else set[int]()
-            for variable in used | ({node.home} if own or node.func is None else set()):
+            if own or node.func is None:
+                used.add(node.home)
+            for variable in used:
                 if variable >= 0 and (price or node in held):
                     domain = domains[variable]
                     taken = self.device_bytes(node)[domain] * price

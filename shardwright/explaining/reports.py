@@ -131,7 +131,7 @@ class FunctionReport:
 
     @property
     def bytes_received(self) -> int:
-        """What the chip receives that receives most, in the branches of conditionals where that is most."""
+        """The bytes of the chip that receives most, in the branches of conditionals where that is most."""
         from shardwright.backends.hlo.collectives import most_received
 
         return most_received([(each.branches, each.bytes_received, each.receivers) for each in self.collectives])

@@ -168,8 +168,9 @@ def _rms_norm(x: Tensor, sizes: Sequence[int], *scale: Tensor, eps: float) -> Te
 
     if x.device.type != "cpu" or x.dtype is not torch.float32 or len(sizes) > 1:
         return functional.rms_norm(x, [*sizes], *scale, eps=eps)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    made = x * torch.rsqrt(norm.square_().div_(sizes[0]).add_(eps))
+    linalg: Any = torch.linalg
+    norm: Tensor = linalg.vector_norm(x, dim=-1, keepdim=True)
+    made = x * torch.rsqrt(norm * norm / sizes[0] + eps)
     return made.mul_(scale[0]) if scale else made
 
 
