@@ -282,7 +282,7 @@ class _Model:
         return load
 
     def _alone(self, part: WeightGroup, tokens: int, context: float) -> Load:
-        """What the operations take one by one."""
+        """The seconds that the operations take one by one."""
         sizes, policy, rates, runtime = self.sizes, self.policy, self.rates, self.runtime
         batch = policy.gpu_batch
         # Where copies run ahead it is the computation that a step's overhead adds to; else `seconds` adds it.
