@@ -17,6 +17,7 @@ from typing import Any
 
 from shardwright.backends.graph.labels import bytes_text, head_text, shape_text
 from shardwright.backends.graph.movement_steps import Chip, Held, Part, Region, Stretch, steps_of
+from shardwright.backends.timeline.gantt import UNDATED
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order, fitting_order, global_indices, order_size
@@ -139,8 +140,7 @@ def draw_blocks(program: Program, frames: Sequence[ValueFrame], fmt: str) -> byt
             row, column = divmod(number, columns)
             _draw_frame(canvas, frame, axes, dims, mesh, colours, windows, (wide * column, tall * row, cell))
         made = io.BytesIO()
-        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(fmt)
-        figure.savefig(made, format=fmt, dpi=144, metadata=metadata)
+        figure.savefig(made, format=fmt, dpi=144, metadata=UNDATED.get(fmt))
     return made.getvalue()
 
 

@@ -16,6 +16,9 @@ from shardwright.ir.types import Tier
 
 FORMATS = ("svg", "png", "pdf")
 
+UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""The metadata by format with which matplotlib writes the same picture as the same file, whatever the day."""
+
 _COLOURS = {
     "weights": "#b58a2b",
     "cache": "#17838f",
@@ -74,8 +77,7 @@ def draw(timeline: Timeline, fmt: str, window: tuple[float, float] | None = None
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "timeline", "font.size": 8}):
         figure = _figure(timeline, begin, end)
         made = io.BytesIO()
-        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(fmt)
-        figure.savefig(made, format=fmt, dpi=144, metadata=metadata)
+        figure.savefig(made, format=fmt, dpi=144, metadata=UNDATED.get(fmt))
     return made.getvalue()
 
 

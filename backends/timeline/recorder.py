@@ -69,7 +69,7 @@ class Recording:
         timed: list[TimedEvent] = []
         for number, resource, action, name, trips, after, nbytes, begin, end in table["events"]:
             where = tuple((str(dim), int(index)) for dim, index in trips)
-            event = Event(number, Resource(resource), Action(action), name, where, tuple(after), nbytes)
+            event = Event(number, Resource(resource), Action(action), name, (), where, tuple(after), nbytes)
             timed.append(TimedEvent(event, begin, end))
         memory = {tier: tuple((time, nbytes) for time, nbytes in points) for tier, points in table["memory"].items()}
         return Recording(tuple(timed), memory, table["origin"])

@@ -19,7 +19,8 @@ from shardwright.ir.walk import lets
 class MovementTraffic:
     """A movement of a function, the type that it moves, and what one chip receives for it.
 
-    `bytes_once` is for one execution, and `trips` how often the loops around it execute it.
+    `bytes_once` is for one execution, and `trips` how often the loops around it execute it. `communicates` says
+    whether chips wait for each other, which slices and collectives over axes of one chip do not make them do.
     """
 
     statement: Let
@@ -27,6 +28,7 @@ class MovementTraffic:
     operand: TensorType
     bytes_once: int
     trips: int
+    communicates: bool
 
     @property
     def bytes(self) -> int:
@@ -74,4 +76,5 @@ def _received(
         raise TypeError(f"{name}: {operand} still has holes")
     trips = math.prod(sizes[loop.dim] for loop in scope.loops)
     collective = collective_of(operation, operand, program.mesh, orders)
-    return MovementTraffic(statement, operation, operand, collective.received if collective else 0, trips)
+    once, axes = (0, ()) if collective is None else (collective.received, collective.axes)
+    return MovementTraffic(statement, operation, operand, once, trips, bool(axes))

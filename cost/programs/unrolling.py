@@ -27,7 +27,7 @@ from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead
 from shardwright.ir.ops import Ahead, Start, Update
 from shardwright.ir.program import Func, Loop, Program
 from shardwright.ir.types import ON_DEVICE, Placement, Tier
-from shardwright.ir.walk import operand_names
+from shardwright.ir.walk import Position, operand_names
 
 T = TypeVar("T")
 
@@ -63,13 +63,14 @@ Trips = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`name` is the value that it makes, or the first of several. `after` are the events on other resources that must
-    be done before it begins, beside those before it on its own."""
+    """`name` is the value that it makes, or the first of several; `at` are the positions of its statements. `after`
+    are the events on other resources that must be done before it begins, beside those before it on its own."""
 
     number: int
     resource: Resource
     action: Action
     name: str
+    at: tuple[Position, ...]
     trips: tuple[tuple[str, int], ...]
     after: tuple[int, ...]
     nbytes: int = 0
@@ -220,7 +221,7 @@ class Unrolling:
         self._number += 1
         before = {*after, *(self._turn if resource is not Resource.DEVICE else ())}
         trips = (*self.around, *self.trips.items())
-        event = Event(number, resource, action, segment.name, trips, tuple(sorted(before)), nbytes)
+        event = Event(number, resource, action, segment.name, tuple(segment.at), trips, tuple(sorted(before)), nbytes)
         if resource is Resource.DEVICE:
             self._turn = (number,)
         self.emit(event, segment)

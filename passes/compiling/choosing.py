@@ -77,7 +77,7 @@ def search(
     if before is not None and options is None and before.bound_s >= before.objective_s * (1 - ENOUGH):
         return before.but(status="optimal", seconds=time.monotonic() - began)
     copies = (Offload(),) if off_device(filled.program) else ()
-    left = seconds - (time.monotonic() - began)
+    left = max(0.0, seconds - (time.monotonic() - began))
     found = choose(
         run_passes(filled.program, (*copies, Decompose(), Cleanup())), objective, left, options, known or before
     )

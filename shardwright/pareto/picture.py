@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from shardwright.backends.timeline.gantt import UNDATED
 from shardwright.pareto.frontier import layouts, token, what
 from shardwright.pareto.pricing import Point
 
@@ -36,7 +37,7 @@ def picture(title: str, phases: Mapping[str, tuple[Sequence[Point], Sequence[Poi
             _cost(left, phase, points, best, counts, colours)
             _utilization(right, phase, points, best, counts, colours)
         made = io.BytesIO()
-        figure.savefig(made, format=kind, dpi=130, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(made, format=kind, dpi=130, metadata=UNDATED.get(kind))
     return made.getvalue()
 
 

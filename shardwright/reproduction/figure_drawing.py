@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, Final, Literal
 
+from shardwright.backends.timeline.gantt import UNDATED
+
 Points = Sequence[tuple[float, float]]
 Scale = Literal["linear", "log2", "log10"]
 
@@ -71,7 +73,7 @@ def drawn(figure: Figure, suffix: str) -> bytes:
             _draw(axes, panel, hues)
         _legend(sheet, all_axes, figure.panels)
         out = BytesIO()
-        sheet.savefig(out, format=suffix, dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+        sheet.savefig(out, format=suffix, dpi=150, metadata=UNDATED.get(suffix))
         return out.getvalue()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardwright.backends.timeline.gantt import UNDATED
+
 if TYPE_CHECKING:
     from shardwright.cost.offloading.pricing import PricedPolicy
 
@@ -32,5 +34,4 @@ def draw_frontier(plans: Sequence[PricedPolicy], title: str, path: str) -> None:
         axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,g}"))
         axes.xaxis.set_minor_formatter(ticker.NullFormatter())
         axes.grid(visible=True, which="both", alpha=0.25)
-        metadata = {"Date": None} if path.endswith("svg") else None
-        figure.savefig(path, metadata=metadata)
+        figure.savefig(path, metadata=UNDATED.get(path.rpartition(".")[2]))

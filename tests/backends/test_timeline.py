@@ -62,7 +62,7 @@ def event_of(number: int, line: str) -> Event:
     name, (token, layer, after, nbytes) = line[12:25].strip(), line[25:].split()
     trips = (("token", int(token)), ("N", int(layer)), *((("M", 0),) if "weights" not in name else ()))
     waited = tuple(map(int, after.split(","))) if after != "-" else ()
-    return Event(number, Resource(line[:12].strip()), Action(name.split()[0]), name, trips, waited, int(nbytes))
+    return Event(number, Resource(line[:12].strip()), Action(name.split()[0]), name, (), trips, waited, int(nbytes))
 
 
 def small() -> tuple[list[Event], list[EventSpan]]:

@@ -321,6 +321,7 @@ def test_rows_pictures_and_the_page() -> None:
     assert drawn.startswith(b"<?xml")
     assert drawn == picture("a title", {"decode": (points, best)}, "svg")
     assert picture("a title", {"decode": (points, best)}, "png").startswith(b"\x89PNG")
+    assert b"CreationDate" not in picture("a title", {"decode": (points, best)}, "pdf")
     made = page("a </script> title", points, best)
     data = made.split('id="data">')[1].split("</script>")[0].replace("<\\/", "</")
     assert len(json.loads(data)["points"]) == 3

@@ -107,6 +107,7 @@ def test_a_figure_is_a_file(name: str) -> None:
     made = drawn(FIGURES[name](), "svg")
     assert b"<svg" in made
     assert drawn(FIGURES[name](), "svg") == made
+    assert b"CreationDate" not in drawn(FIGURES[name](), "pdf")
 
 
 def test_every_figure_of_the_paper_with_times_is_there() -> None:

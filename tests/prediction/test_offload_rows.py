@@ -252,6 +252,8 @@ def test_a_frontier_is_the_same_picture_each_time(tmp_path: Path) -> None:
         draw_frontier(plans, "opt-1.3b on t4", str(tmp_path / name))
     one, two = ((tmp_path / name).read_text() for name in ("one.svg", "two.svg"))
     assert one == two
+    draw_frontier(plans, "opt-1.3b on t4", str(tmp_path / "one.pdf"))
+    assert b"CreationDate" not in (tmp_path / "one.pdf").read_bytes()
     assert all(text in one for text in ("opt-1.3b on t4", "4 x 2", "throughput, token/s", "time of a block, s"))
 
 
