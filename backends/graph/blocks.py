@@ -8,16 +8,15 @@ movement a number in them says how many have been summed.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
 
+from shardwright.backends.figure_files import figure_file
 from shardwright.backends.graph.labels import bytes_text, head_text, shape_text
 from shardwright.backends.graph.movement_steps import Chip, Held, Part, Region, Stretch, steps_of
-from shardwright.backends.timeline.gantt import UNDATED
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.digits import Order, fitting_order, global_indices, order_size
@@ -130,7 +129,7 @@ def draw_blocks(program: Program, frames: Sequence[ValueFrame], fmt: str) -> byt
     keys = dict.fromkeys(part.key for frame in frames for parts in frame.held.values() for part in parts)
     colours = {key: _colour(number, len(keys)) for number, key in enumerate(keys)}
     mpl: Any = import_module("matplotlib")
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "blocks", "font.size": 8, "hatch.linewidth": 0.6}):
+    with mpl.rc_context({"font.size": 8, "hatch.linewidth": 0.6}):
         figure: Any = import_module("matplotlib.figure").Figure(figsize=(width, height))
         canvas = figure.add_axes((0, 0, 1, 1))
         canvas.set_xlim(0, width)
@@ -139,9 +138,7 @@ def draw_blocks(program: Program, frames: Sequence[ValueFrame], fmt: str) -> byt
         for number, frame in enumerate(frames):
             row, column = divmod(number, columns)
             _draw_frame(canvas, frame, axes, dims, mesh, colours, windows, (wide * column, tall * row, cell))
-        made = io.BytesIO()
-        figure.savefig(made, format=fmt, dpi=144, metadata=UNDATED.get(fmt))
-    return made.getvalue()
+        return figure_file(figure, fmt, "blocks")
 
 
 class _Axes:

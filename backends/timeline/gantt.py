@@ -5,19 +5,16 @@ Courses stand one above the other on one scale of time, those of a process above
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from shardwright.backends.figure_files import figure_file
 from shardwright.backends.timeline.record import Course, Timeline
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.types import Tier
 
 FORMATS = ("svg", "png", "pdf")
-
-UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-"""The metadata by format with which matplotlib writes the same picture as the same file, whatever the day."""
 
 _COLOURS = {
     "weights": "#b58a2b",
@@ -73,12 +70,8 @@ def draw(timeline: Timeline, fmt: str, window: tuple[float, float] | None = None
         raise fault("timeline-window", message, NOWHERE, "give a --window that begins earlier")
     end = min(end, whole) if whole else 1.0
     mpl: Any = import_module("matplotlib")
-    # Text stays text and nothing depends on the day, so that the same timeline is the same file.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "timeline", "font.size": 8}):
-        figure = _figure(timeline, begin, end)
-        made = io.BytesIO()
-        figure.savefig(made, format=fmt, dpi=144, metadata=UNDATED.get(fmt))
-    return made.getvalue()
+    with mpl.rc_context({"font.size": 8}):
+        return figure_file(_figure(timeline, begin, end), fmt, "timeline")
 
 
 def _figure(timeline: Timeline, begin: float, end: float) -> Any:

@@ -275,10 +275,12 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
     if args.timeline:
         _write_timeline(args, plan, model.name)
     if args.frontier:
-        from shardwright.reproduction.frontier_plot import draw_frontier
+        from shardwright.cli.output import write_output
+        from shardwright.reproduction.frontier_plot import frontier_picture
 
         said = f"{args.prompt_len} tokens in and {args.gen_len} out"
-        draw_frontier(plans, f"{model.name} on {machine.name}, {said}, runtime {runtime.name}", args.frontier)
+        title = f"{model.name} on {machine.name}, {said}, runtime {runtime.name}"
+        write_output(args.frontier, frontier_picture(plans, title, args.frontier.rpartition(".")[2].lower()))
     return model.name, plan, most, plans
 
 

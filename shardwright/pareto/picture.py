@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardwright.backends.timeline.gantt import UNDATED
+from shardwright.backends.figure_files import figure_file
 from shardwright.pareto.frontier import layouts, token, what
 from shardwright.pareto.pricing import Point
 
@@ -22,8 +21,7 @@ def picture(title: str, phases: Mapping[str, tuple[Sequence[Point], Sequence[Poi
     """
     matplotlib: Any = importlib.import_module("matplotlib")
     figures: Any = importlib.import_module("matplotlib.figure")
-    # The same file for the same points: no date, and ids that do not change from run to run.
-    with matplotlib.rc_context({"svg.hashsalt": "shardwright", "font.size": 9}):
+    with matplotlib.rc_context({"font.size": 9}):
         figure = figures.Figure(figsize=(11, 4.2 * len(phases)), layout="constrained")
         figure.suptitle(title, fontsize=11)
         panels = figure.subplots(len(phases), 2, squeeze=False)
@@ -36,9 +34,7 @@ def picture(title: str, phases: Mapping[str, tuple[Sequence[Point], Sequence[Poi
         for (phase, (points, best)), (left, right) in zip(phases.items(), panels, strict=True):
             _cost(left, phase, points, best, counts, colours)
             _utilization(right, phase, points, best, counts, colours)
-        made = io.BytesIO()
-        figure.savefig(made, format=kind, dpi=130, metadata=UNDATED.get(kind))
-    return made.getvalue()
+        return figure_file(figure, kind, "shardwright", dpi=130)
 
 
 def _chip_ms(point: Point) -> float:

@@ -6,10 +6,9 @@ import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Any, Final, Literal
 
-from shardwright.backends.timeline.gantt import UNDATED
+from shardwright.backends.figure_files import figure_file
 
 Points = Sequence[tuple[float, float]]
 Scale = Literal["linear", "log2", "log10"]
@@ -59,22 +58,17 @@ _HEIGHT, _WIDTH = 4.6, 6.6
 
 def drawn(figure: Figure, suffix: str) -> bytes:
     """The figure as `svg`, `png` or `pdf`. Raises ModuleNotFoundError without matplotlib."""
-    matplotlib: Any = importlib.import_module("matplotlib")
     made: Any = importlib.import_module("matplotlib.figure")
-    # Text stays text and nothing depends on the day, so that the same figure is the same file.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": figure.title}):
-        count = len(figure.panels)
-        sheet = made.Figure(figsize=(_WIDTH if count == 1 else 5.6 * count, _HEIGHT + 0.7 * (count > 1)))
-        sheet.set_layout_engine("constrained")
-        sheet.suptitle(figure.title, fontsize="medium")
-        all_axes = sheet.subplots(1, count, squeeze=False)[0]
-        hues = _colours(figure.panels)
-        for axes, panel in zip(all_axes, figure.panels, strict=True):
-            _draw(axes, panel, hues)
-        _legend(sheet, all_axes, figure.panels)
-        out = BytesIO()
-        sheet.savefig(out, format=suffix, dpi=150, metadata=UNDATED.get(suffix))
-        return out.getvalue()
+    count = len(figure.panels)
+    sheet = made.Figure(figsize=(_WIDTH if count == 1 else 5.6 * count, _HEIGHT + 0.7 * (count > 1)))
+    sheet.set_layout_engine("constrained")
+    sheet.suptitle(figure.title, fontsize="medium")
+    all_axes = sheet.subplots(1, count, squeeze=False)[0]
+    hues = _colours(figure.panels)
+    for axes, panel in zip(all_axes, figure.panels, strict=True):
+        _draw(axes, panel, hues)
+    _legend(sheet, all_axes, figure.panels)
+    return figure_file(sheet, suffix, figure.title, dpi=150)
 
 
 def _colours(panels: Sequence[Panel]) -> dict[str, str]:
