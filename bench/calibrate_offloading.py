@@ -40,7 +40,7 @@ EXPECTED: Mapping[str, tuple[float, float]] = {
     "quantization_bytes": (20.0, 0.3),
     "contention": (0.5, 0.5),
 }
-"""Of each constant the expected value and the spread of its logarithm."""
+"""The expected value of each constant, and the spread of its logarithm."""
 
 _NO_SHARES = {"quantization_bytes": 64.0, "uncached_step_s": 1.0}
 LIMITS: Mapping[str, float] = {name: _NO_SHARES.get(name, 1.0) for name in NAMES}

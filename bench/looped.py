@@ -26,7 +26,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 
-from hlo_counts import Counts, count
+from collective_sums import Counts, count
 
 from shardwright.backends.jax.emit import emit
 from shardwright.backends.jax.module_files import load_module

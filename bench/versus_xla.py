@@ -27,8 +27,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from collective_sums import Counts, count
 from global_arrays import global_function
-from hlo_counts import Counts, count
 from jax.sharding import NamedSharding, PartitionSpec
 from opening import opened
 from oracles.example_programs import NAMES, in_format, load, small

@@ -171,14 +171,14 @@ def attend_some(
         return mean.to(q.dtype), total
     few = q.device.type == "cpu" and q.shape[1] * q.shape[2] * k.shape[2] <= 512
     if few or softcap or (lse and (q.device.type != "cpu" or v.shape[-1] != q.shape[-1])):
-        rows = q.shape[:3]
-        scores = torch.matmul(q.float().flatten(1, 2), k.float().squeeze(1).mT).reshape(*rows, k.shape[2]) * scale
+        queries = q.shape[:3]
+        scores = torch.matmul(q.float().flatten(1, 2), k.float().squeeze(1).mT).reshape(*queries, k.shape[2]) * scale
         scores = softcap * torch.tanh(scores / softcap) if softcap else scores
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril() if causal else visible
         scores = scores if visible is None else torch.where(visible, scores, -torch.inf)
         weights, total = softmax_weights(scores, -1)
         weighed = torch.matmul(weights.to(v.dtype).float().flatten(1, 2), v.float().squeeze(1))
-        return weighed.reshape(*rows, v.shape[3]), total.squeeze(-1)
+        return weighed.reshape(*queries, v.shape[3]), total.squeeze(-1)
     mask = None if visible is None else torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
     if q.device.type == "cpu" and v.shape[-1] == q.shape[-1]:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))  # it reads rows as if they lay so

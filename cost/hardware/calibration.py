@@ -33,7 +33,7 @@ EXPECTED: Mapping[str, tuple[float, float]] = {
     "kernel_overhead_s": (1e-6, 0.7),
     "unoverlapped": (0.3, 0.7),
 }
-"""Of each constant the expected value and the spread of its logarithm."""
+"""The expected value of each constant, and the spread of its logarithm."""
 
 _LIMITS = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "link_efficiency": 1.0, "unoverlapped": 1.0}
 _STEPS = 60

@@ -67,12 +67,12 @@ class Runtime:
     the device goes over the cache, `score_bytes` the traffic of one attention score in prefill, `attention_row_s` what
     each row of queries takes beside its scores. `elementwise` is how often what the operations of a layer that are no
     products read and write is counted, 0 where it is in other constants. `prefill_factor` and `decode_factor` are what
-    a layer takes, times what its parts take alone. `knee` is the part of the shorter of reading weights and multiplying
-    with them that the longer does not hide. `store_cache_bytes_per_s`, `store_hidden` (a share of the link) and
-    `disk_write` (of the disk's rate) are what writing gets. `weight_layers` of weights that are not at home on the
-    device lie there while the model runs, and the cache of the device lies there `cache_copies` times; attention on the
-    host takes `host_copy_bytes` beside an element of a batch's cache. `reserve_bytes` of the device are taken by the
-    runtime itself.
+    a layer takes but for `step_overhead_s`, times what its operations take alone. `knee` is the part of the shorter of
+    reading weights and multiplying with them that the longer does not hide. `store_cache_bytes_per_s`, `store_hidden`
+    (a share of the link) and `disk_write` (of the disk's rate) are what writing gets. `weight_layers` of weights that
+    are not at home on the device lie there while the model runs, and the cache of the device lies there `cache_copies`
+    times; attention on the host takes `host_copy_bytes` beside an element of a batch's cache. `reserve_bytes` of the
+    device are taken by the runtime itself.
     `step_overhead_s` is added to each step, where copies run ahead to its computation. `shares_device` is the part
     of the shorter of computation and copies that is not hidden behind the longer, where the device is the processor
     that copies, too.

@@ -30,8 +30,8 @@ _FOR_EVER = 1e30
 """Seconds that no block takes on a machine that there could be."""
 
 _COLUMNS = {"weights": (7, 1, 2), "cache": (8, 3, 4), "hidden": (9, 5, 6)}
-"""Of the shares on device, host and disk. Column 0 is the constant, and behind them are seconds of prefill and decode,
-those of the largest block and those of the smallest."""
+"""Columns of the shares on device, host and disk. Column 0 is the constant, and behind these are seconds of prefill and
+decode, those of the largest block and those of the smallest."""
 
 _ONE = np.eye(14)
 

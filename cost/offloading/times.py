@@ -277,23 +277,24 @@ class _Model:
         )
 
     def computation(self, part: WeightGroup, tokens: int, context: float) -> Load:
-        load = self._alone(part, tokens, context)
-        load.device *= self.runtime.prefill_factor if tokens > 1 else self.runtime.decode_factor
+        runtime, load = self.runtime, self._alone(part, tokens, context)
+        load.device *= runtime.prefill_factor if tokens > 1 else runtime.decode_factor
+        if runtime.overlapped and not runtime.synchronised:
+            # Where copies run ahead it is the computation that a step's overhead adds to; else `seconds` adds it.
+            load.device += runtime.step_overhead_s
         return load
 
     def _alone(self, part: WeightGroup, tokens: int, context: float) -> Load:
         """The seconds that the operations take one by one."""
         sizes, policy, rates, runtime = self.sizes, self.policy, self.rates, self.runtime
         batch = policy.gpu_batch
-        # Where copies run ahead it is the computation that a step's overhead adds to; else `seconds` adds it.
-        overhead = 0.0 if runtime.synchronised or not runtime.overlapped else runtime.step_overhead_s
         elementwise = runtime.elementwise / rates.memory
         if part is sizes.embedding:
-            return Load(device=overhead + batch * tokens * sizes.hidden_bytes * _LOOKED_UP * elementwise)
+            return Load(device=batch * tokens * sizes.hidden_bytes * _LOOKED_UP * elementwise)
         multiplied = 1 if part is sizes.unembedding else tokens
         traffic = part.bytes / rates.memory
         products = batch * multiplied * part.flops / rates.matmul
-        seconds = max(products, traffic) + runtime.knee * min(products, traffic) + overhead
+        seconds = max(products, traffic) + runtime.knee * min(products, traffic)
         each = runtime.constants.quantization_bytes / rates.memory
         if policy.quantized_weights:
             seconds += part.matrix_elements * each

@@ -30,16 +30,17 @@ _SUBSETS = 8
 """Open values of which every subset may lie on the device; of more, those whose copies take longest for a byte."""
 
 _FOR_ALL_HELD = 0.4
-"""Of the time, for the layouts on a device that holds everything, which give a bound."""
+"""The share of the time for the layouts on a device that holds everything, which give a bound."""
 
 _FOR_EACH = 0.1
-"""Of the time, for the layouts of one filling."""
+"""The share of the time for the layouts of one filling."""
 
 _FOR_TRYING = 0.7
-"""Of the time, after which no further filling is tried."""
+"""The share of the time after which no further filling is tried."""
 
 
 _SECONDS = SECONDS / _FOR_ALL_HELD
+"""The time where no command limits it: the device that holds everything gets what `place` has for one program."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hlo_counts import count
+from collective_sums import count
 
 from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of
 from shardwright.backends.hlo.module import Array, HloError, SourceFrame, parse
