@@ -168,7 +168,7 @@ def _courses_of(timeline: Timeline) -> dict[str, object]:
 def read_timeline(source: Source) -> Timeline:
     """The timeline of a JSON file. Raises a `DiagnosticError` that says where it is not one."""
     with located(source):
-        value = json_of(source.text, "timeline-file")
+        value = json_of(source.name, source.text, "timeline-file")
         if not isinstance(value, dict) or cast("dict[str, Any]", value).get("format") != FORMAT:
             raise fault(
                 "timeline-file",

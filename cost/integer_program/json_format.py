@@ -38,7 +38,7 @@ def read_problem(path: str | Path) -> Problem:
     """The problem in a file. Raises a `DiagnosticError` that says what in it is wrong, OSError as `open` does."""
     source = Path(path)
     with located(Source(str(source), "")):
-        return problem_of(json_of(source.read_bytes(), "bad-problem"))
+        return problem_of(json_of(source, source.read_bytes(), "bad-problem"))
 
 
 def problem_of(value: object) -> Problem:

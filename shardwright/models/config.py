@@ -130,7 +130,7 @@ def read_config(checkpoint: str | Path) -> Config:
     """The config of a checkpoint folder, or of a config.json. Raises a `DiagnosticError` with the file's name."""
     path = config_path(checkpoint)
     with located(Source(str(path), "")):
-        value = json_of(path.read_bytes(), "bad-config")
+        value = json_of(path, path.read_bytes(), "bad-config")
         if not isinstance(value, dict):
             raise fault("bad-config", f"the config is {shown(value)}, not an object")
         return Config(cast("dict[str, Any]", value))

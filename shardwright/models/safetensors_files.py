@@ -186,7 +186,7 @@ def _unlisted(folder: Path) -> list[Path]:
 
 def _indexed(index: Path, stack: ExitStack) -> dict[str, TensorFile]:
     with located(Source(str(index), "")):
-        value = json_of(index.read_bytes(), "bad-index")
+        value = json_of(index, index.read_bytes(), "bad-index")
         listed = cast("dict[str, object]", value).get("weight_map") if isinstance(value, dict) else None
         if not isinstance(listed, dict):
             raise fault("bad-index", "the index has no weight_map, an object from tensor to file")

@@ -68,7 +68,7 @@ def read_plan(path: str, model: Model) -> Preset:
 
 
 def _read(path: str) -> Mapping[str, str]:
-    value = json_of(Path(path).read_bytes(), "no-plan", _EXAMPLE)
+    value = json_of(path, Path(path).read_bytes(), "no-plan", _EXAMPLE)
     if not isinstance(value, dict) or not value:
         why = "it is no object of modules and their styles"
         raise fault("no-plan", f"this is no tensor-parallel plan: {why}", NOWHERE, _EXAMPLE)

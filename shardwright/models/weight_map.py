@@ -151,7 +151,7 @@ def _item_json(item: str | TensorRange) -> object:
 def read_map(path: str | Path) -> WeightMap:
     """The mapping in a file. Raises a `DiagnosticError` that says what in it is wrong."""
     with located(Source(str(path), "")):
-        return _parsed(json_of(Path(path).read_bytes(), *_WRONG))
+        return _parsed(json_of(path, Path(path).read_bytes(), *_WRONG))
 
 
 _WRONG = ("bad-weight-map", "write it anew with shardwright import")

@@ -177,7 +177,7 @@ def test_what_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "line 1: not JSON: expecting property name enclosed in double quotes"),
+        ("{", "not JSON: expecting property name enclosed in double quotes"),
         ("[" * 100_000, "not JSON that can be read: it is nested too deeply"),
         ("[]", 'this is not a timeline: it lacks "format": "shardwright-timeline"'),
         ('{"policy": {}}', 'this is not a timeline: it lacks "format": "shardwright-timeline"'),

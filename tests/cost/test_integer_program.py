@@ -293,4 +293,4 @@ def test_not_json(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError) as caught:
         read_problem(path)
     found = caught.value.diagnostics[0]
-    assert (found.message, found.span.line, found.span.column) == ("line 2: not JSON: expecting value", 2, 3)
+    assert (found.message, found.span.line, found.span.column) == ("not JSON: expecting value", 2, 3)

@@ -28,7 +28,7 @@ from shardwright.models.weight_map import WeightMap, check_map, read_map, to_jso
 
 Q1 = "model.layers.1.self_attn.q_proj.weight"
 
-NOT_JSON = "line 1: not JSON: expecting property name enclosed in double quotes"
+NOT_JSON = "not JSON: expecting property name enclosed in double quotes"
 
 
 def mapping_of(name: str) -> WeightMap:
@@ -234,7 +234,7 @@ def test_index(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     index.write_text("[1]")
     assert said(folder) == (f"{at_home}: error: the index has no weight_map, an object from tensor to file [bad-index]")
     index.write_text("{")
-    assert said(folder) == f"{at_home}: error: {NOT_JSON} [bad-index]"
+    assert said(folder) == f"{at_home}:1:2: error: {NOT_JSON} [bad-index]\n  {{\n   ^"
 
 
 # ---------------------------------------------------------------- the mapping's file
@@ -304,18 +304,18 @@ def test_faults_of_the_mapping(tmp_path: Path, change: Callable[[dict], object],
 
 
 def test_a_mapping_that_is_not_json(tmp_path: Path) -> None:
-    assert refused(tmp_path, "{") == NOT_JSON
+    assert refused(tmp_path, "{", ":1:2") == NOT_JSON
     assert refused(tmp_path, "[]") == "the file is [], not an object"
     assert refused(tmp_path, b"\xff") == "this is not a text file in UTF-8"
 
 
-def refused(folder: Path, content: str | bytes) -> str:
+def refused(folder: Path, content: str | bytes, place: str = "") -> str:
     path = folder / "a.weights.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DiagnosticError) as caught:
         read_map(path)
     (only,) = caught.value.diagnostics
-    assert caught.value.render().startswith(f"{path}: error: ")
+    assert caught.value.render().startswith(f"{path}{place}: error: ")
     assert (only.code, only.notes[0].message) == ("bad-weight-map", "write it anew with shardwright import")
     return only.message
 
@@ -360,7 +360,6 @@ def test_no_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"{", NOT_JSON),
         (b"[1]", "the config is [1], not an object"),
         (b"\xff", "this is not a text file in UTF-8"),
         (b"[" * 100_000, "not JSON that can be read: it is nested too deeply"),
@@ -372,6 +371,22 @@ def test_a_config_that_is_not_one(tmp_path: Path, content: bytes, what: str) -> 
     with pytest.raises(DiagnosticError) as caught:
         read_config(tmp_path)
     assert caught.value.render() == f"{tmp_path}/config.json: error: {what} [bad-config]"
+
+
+def test_a_config_that_is_no_json_is_shown_where_it_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for text, place, said in (
+        ("{", "1:2", f"{NOT_JSON} [bad-config]\n  {{\n   ^"),
+        (
+            '{"model_type": "llama",\n "size" 4}\n',
+            "2:9",
+            "not JSON: expecting ':' delimiter [bad-config]\n   \"size\" 4}\n          ^",
+        ),
+    ):
+        path.write_text(text)
+        with pytest.raises(DiagnosticError) as caught:
+            read_config(tmp_path)
+        assert caught.value.render() == f"{path}:{place}: error: {said}"
 
 
 KNOWN = (

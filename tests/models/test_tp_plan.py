@@ -78,11 +78,6 @@ FEEDFORWARD = {"layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.up_proj": "col
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (
-            "[1",
-            "error: line 1: not JSON: expecting ',' delimiter [no-plan]\n"
-            'note: a tensor-parallel plan is as {"layers.*.mlp.up_proj": "colwise"}',
-        ),
         ({}, "error: this is no tensor-parallel plan: it is no object of modules and their styles [no-plan]"),
         (
             {"layers.*.mlp.up_proj": "local_rowwise"},
@@ -109,6 +104,15 @@ def test_what_is_no_layout_is_refused(tmp_path: Path, plan: object, said: str) -
     with pytest.raises(DiagnosticError) as caught:
         imported(tmp_path, LLAMA, plan)
     assert f"{tmp_path}/plan.json: {said}" in str(caught.value)
+
+
+def test_what_is_no_json_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        imported(tmp_path, LLAMA, "[1")
+    assert str(caught.value) == (
+        f"{tmp_path}/plan.json:1:3: error: not JSON: expecting ',' delimiter [no-plan]\n  [1\n    ^\n"
+        'note: a tensor-parallel plan is as {"layers.*.mlp.up_proj": "colwise"}'
+    )
 
 
 def test_caches_are_split_as_heads_are(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def asked_for(tokens: Iterable[int], vocab: int) -> frozenset[int]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    value = json_of(path.read_bytes(), "bad-config")
+    value = json_of(path, path.read_bytes(), "bad-config")
     if not isinstance(value, dict):
         raise fault("bad-config", f"this is {shown(value)}, not an object")
     return cast("dict[str, Any]", value)
