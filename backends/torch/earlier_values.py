@@ -21,6 +21,8 @@ def lying_in(
     memory = home.whole.get(Tier.DEVICE)
     first, last = _bounds(memory) if memory is not None else (0, 0)
     for name, entry in values.items():
+        if entry.home is not None and entry.home is not home:
+            continue
         if name == home.value.name or (written is not None and same(entry, written)):
             continue
         tensor = entry.tensor if entry.tensor is not None else entry.raw

@@ -55,6 +55,10 @@ class TensorEntry:
     rows: WrittenRows | None = None
     raw: Tensor | None = None
 
+    def named(self, names: tuple[str, ...]) -> TensorEntry:
+        """The same value with these names of its dimensions."""
+        return self if names == self.names else replace(self, names=names)
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

@@ -20,13 +20,13 @@ from shardwright.backends.torch.row_updates import Positions, begins_of
 from shardwright.backends.torch.shards import held_of
 from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of
+from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead
 from shardwright.cost.programs.unrolling import Unrolling
 from shardwright.ir.diagnostics import fault
 from shardwright.ir.operation import Number
 from shardwright.ir.ops import Ahead, Rename, Start, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program
-from shardwright.ir.types import ON_DEVICE, Tier
+from shardwright.ir.types import Tier
 from shardwright.ir.walk import Position, names_used
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Environment(Unrolling):
         self.homes = homes
         self.buffers = buffers
         self._values: dict[str, TensorEntry] = {}
+        self._at_home: dict[str, TensorEntry] = {}
+        self._slices: dict[tuple[str, tuple[tuple[int, int], ...]], TensorEntry] = {}
         self._common = Common()
         self._dies: dict[Position, Set[str]] = {}
         self._latest: dict[str, tuple[Part, WrittenRows]] = {}
@@ -55,9 +57,13 @@ class Environment(Unrolling):
 
     def enter(self, args: Mapping[str, Tensor]) -> None:
         """A call begins."""
-        self._values = {
-            name: TensorEntry(None, home.names, home, (_ALL,) * len(home.names)) for name, home in self.homes.items()
-        }
+        if any(entry.home is not self.homes[name] for name, entry in self._at_home.items()) or not self._at_home:
+            self._slices.clear()
+            self._at_home = {
+                name: TensorEntry(None, home.names, home, (_ALL,) * len(home.names))
+                for name, home in self.homes.items()
+            }
+        self._values = dict(self._at_home)
         kinds = {value.name: value.shape.names for value in self.func.params}
         self._values |= {name: TensorEntry(tensor, kinds[name]) for name, tensor in args.items()}
         self._common = Common()
@@ -91,6 +97,8 @@ class Environment(Unrolling):
         entry = self._values[read.name]
         if not read.slices:
             return entry
+        if entry is self._at_home.get(read.name):
+            return self._slice_at_home(entry, read, trips)
         at = {axis: trips[dim] for axis, dim in read.slices}
         names = tuple(name for axis, name in enumerate(entry.names) if axis not in at)
         _expect_no_rows(entry, read.name)
@@ -98,6 +106,14 @@ class Environment(Unrolling):
             index = tuple(at.get(axis, _ALL) for axis in range(len(entry.names)))
             return replace(entry, tensor=entry.tensor[index], names=names, home=None, rows=None)
         return replace(entry, part=within(entry.part, at), names=names)
+
+    def _slice_at_home(self, entry: TensorEntry, read: SegmentRead, trips: Mapping[str, int]) -> TensorEntry:
+        key = read.name, tuple([(axis, trips[dim]) for axis, dim in read.slices])
+        if key not in self._slices:
+            at = dict(key[1])
+            names = tuple(name for axis, name in enumerate(entry.names) if axis not in at)
+            self._slices[key] = replace(entry, part=within(entry.part, at), names=names)
+        return self._slices[key]
 
     def _tensor(self, read: SegmentRead) -> Tensor:
         """A value on the device."""
@@ -123,7 +139,7 @@ class Environment(Unrolling):
 
     def for_host(self, read: SegmentRead) -> Callable[[], Tensor]:
         """A value for the host to compute with, to be asked for when all is done that it waits for."""
-        if home_of(read.kind) == ON_DEVICE:
+        if read.on_device:
             tensor = self._tensor(read)
             key = "copy for the host", tensor.data_ptr()
             if key not in self._common:
@@ -172,7 +188,7 @@ class Environment(Unrolling):
         entry = self._seen(read)
         if entry is None or entry.home is None or entry.tensor is not None:
             return entry
-        if home_of(read.kind) != ON_DEVICE or read.kind.in_flight:
+        if not read.on_device or read.kind.in_flight:
             return entry
         return TensorEntry(self._tensor(read).clone(), entry.names)
 
@@ -200,7 +216,7 @@ class Environment(Unrolling):
             entry = self._values.pop(str(statement.operands[0]), None) or TensorEntry()
             if entry.tensor is None and entry.home is None:
                 entry = TensorEntry(self._zeros(SegmentRead(result.name, result.type, ())))
-            self._bind(result.name, replace(entry, names=result.shape.names))
+            self._bind(result.name, entry.named(result.type.names))
 
     # ------------------------------------------------------------ memory of values
 
@@ -296,7 +312,7 @@ class Environment(Unrolling):
                     entry = replace(entry, rows=entry.rows.renamed(entry.names, dict(operation.pairs)))
                 case _:
                     pass
-            self._bind(result.name, replace(entry, names=result.shape.names), shared=True)
+            self._bind(result.name, entry.named(result.type.names), shared=True)
 
     def _rows(
         self, operation: Update, new: Tensor, names: tuple[str, ...], statement: Let, segment: Segment

@@ -79,7 +79,7 @@ class Home:
         self.kept: dict[tuple[tuple[int, ...], Tier], Tensor] = {}
         self.regions: dict[tuple[int, ...], int] = {}
         self.whole: dict[Tier, Tensor] = {}
-        self.views: dict[tuple[object, ...], Tensor] = {}
+        self.views: dict[tuple[Tier, tuple[object, ...]], Tensor] = {}
 
     # ------------------------------------------------------------ memory
 
@@ -176,6 +176,9 @@ class Home:
 
     def view(self, part: Part) -> Tensor | None:
         """A part where it lies, None where the device cannot compute with it so."""
+        found = self.views.get((Tier.DEVICE, _key(part)))
+        if found is not None:
+            return found
         there = not self.brought(part) and self.coding.quantized is None
         return self._view(part, Tier.DEVICE) if there else None
 
@@ -186,7 +189,7 @@ class Home:
         return self._view(part, *tiers) if there and self.coding.quantized is None else None
 
     def _view(self, part: Part, tier: Tier) -> Tensor | None:
-        key = tuple([each if isinstance(each, int) else (each.start, each.stop) for each in part])
+        key = tier, _key(part)
         found = self.views.get(key)
         if found is not None:
             return found
@@ -368,6 +371,10 @@ def joined(pieces: tuple[TierRows, ...], at_hand: Set[Tier]) -> tuple[TierRows, 
 def rows_on(pieces: tuple[TierRows, ...], tier: Tier) -> TierRows:
     """The rows on one tier, perhaps none."""
     return next((rows for rows in pieces if rows.tier is tier), TierRows(tier, 0, 0))
+
+
+def _key(part: Part) -> tuple[object, ...]:
+    return tuple([each if isinstance(each, int) else (each.start, each.stop) for each in part])
 
 
 def _within(rows: TierRows, taken: range) -> TierRows:

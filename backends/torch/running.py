@@ -28,12 +28,12 @@ from shardwright.backends.torch.shards import held_in
 from shardwright.backends.torch.streams import Streams, streams_of
 from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead, home_of
+from shardwright.cost.programs.segments import Segment, SegmentKind, SegmentRead
 from shardwright.cost.programs.unrolling import Action, Event, Resource
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Func, Program
-from shardwright.ir.types import ON_DEVICE, Tier
+from shardwright.ir.types import Tier
 from shardwright.ir.walk import Position, states_set
 
 if TYPE_CHECKING:
@@ -274,8 +274,8 @@ class RunningFunction(Environment):
                 continue
             if entry.tensor is None:
                 self._bind(result.name, self._fetched(result.name, entry))
-            elif home_of(read.kind) == ON_DEVICE or Tier.HOST in self.at_hand:
-                self._bind(result.name, replace(entry, names=result.shape.names), shared=True)
+            elif read.on_device or Tier.HOST in self.at_hand:
+                self._bind(result.name, entry.named(result.type.names), shared=True)
             else:  # it has been stored on the host
                 buffer = self._buffer(Tier.DEVICE, result.name, tuple(entry.tensor.shape), entry.tensor.dtype)
                 raw = buffer.as_tensor(tuple(entry.tensor.shape), entry.tensor.dtype)
@@ -405,7 +405,7 @@ class RunningFunction(Environment):
             entry = replace(entry, tensor=self._tensor(read).clone(), home=None)
         tensor, result = entry.tensor, statement.result
         assert tensor is not None
-        entry = replace(entry, names=result.shape.names)
+        entry = entry.named(result.type.names)
         if event.resource is Resource.DEVICE:
             self._here(event, lambda: None)
             self._bind(result.name, entry, shared=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from shardwright.ir.ops import Alias, Attend, Fetch, Rename, Start, Store, Take, Update, Wait
 from shardwright.ir.program import Free, Func, Let, Loop, Program, Scope, SetState, Statement, slice_view
@@ -33,7 +34,7 @@ class SegmentKind(StrEnum):
     LOOP = "loop"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SegmentRead:
     """A value as a statement sees it: `slices` are the axes of the value as it was defined, each with the loop whose
     trips slice it."""
@@ -41,6 +42,10 @@ class SegmentRead:
     name: str
     kind: ValueType
     slices: tuple[tuple[int, str], ...]
+
+    @cached_property
+    def on_device(self) -> bool:
+        return home_of(self.kind) == ON_DEVICE
 
 
 @dataclass
@@ -67,7 +72,7 @@ class Segment:
         """Where it begins in its function."""
         return self.at[0]
 
-    @property
+    @cached_property
     def name(self) -> str:
         match self.statements[0]:
             case SetState(state=state):
@@ -79,7 +84,7 @@ class Segment:
             case Let(results=results) | Loop(results=results):
                 return results[0].name
 
-    @property
+    @cached_property
     def lets(self) -> list[Let]:
         """The statements of a segment that has nothing but operations."""
         return [statement for statement in self.statements if isinstance(statement, Let)]

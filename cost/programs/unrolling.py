@@ -102,6 +102,8 @@ class TouchedSlices:
 
 
 def _rename(table: dict[str, T], renames: Sequence[tuple[str, str]]) -> None:
+    if not table:
+        return
     found = [(new, table.get(old)) for old, new in renames]
     for new, value in found:
         table.pop(new, None)
@@ -132,6 +134,7 @@ class Unrolling:
         self.placements = {value.name: home_of(value.type) for value in program.globals.values()}
         self.trips: dict[str, int] = {}
         self.first = 0
+        self._moved: dict[tuple[Position, str, str], tuple[int, int]] = {}
         self.around: tuple[tuple[str, int], ...] = ()
         """The first trips of all events: where this call stands among others."""
         self.begin()
@@ -220,8 +223,9 @@ class Unrolling:
         number = self._number
         self._number += 1
         before = {*after, *(self._turn if resource is not Resource.DEVICE else ())}
+        waits = tuple(sorted(before)) if before else ()
         trips = (*self.around, *self.trips.items())
-        event = Event(number, resource, action, segment.name, tuple(segment.at), trips, tuple(sorted(before)), nbytes)
+        event = Event(number, resource, action, segment.name, tuple(segment.at), trips, waits, nbytes)
         if resource is Resource.DEVICE:
             self._turn = (number,)
         self.emit(event, segment)
@@ -245,7 +249,7 @@ class Unrolling:
 
     def away(self, read: SegmentRead) -> tuple[str, Slice] | None:
         """Where a value lies that is away from the device and not under way; None of others."""
-        return None if home_of(read.kind) == ON_DEVICE or read.kind.in_flight else self.source_of(read)
+        return None if read.on_device or read.kind.in_flight else self.source_of(read)
 
     def source_of(self, read: SegmentRead, operation: object = None) -> tuple[str, Slice] | None:
         """The state or weight whose bytes a value away from the device is, and which slice of it; with what looks ahead
@@ -275,8 +279,10 @@ class Unrolling:
             parts.append(source)
             after += self._landing.get(read.name, ())
             after += [n for part, n in self.touched(source[0]).writes if _meet(part, source[1])]
-            sizes = moved(read.kind, self.at_hand, each=self.kept.get(source[0]))
-            host, disk = host + sizes[0], disk + sizes[1]
+            key = segment.place, read.name, source[0]
+            if key not in self._moved:
+                self._moved[key] = moved(read.kind, self.at_hand, each=self.kept.get(source[0]))
+            host, disk = host + self._moved[key][0], disk + self._moved[key][1]
         landing: list[int] = []
         self.prepare(segment)
         if disk:
