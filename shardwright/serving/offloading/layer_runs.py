@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -72,22 +73,23 @@ def layer_factors(on: torch.device, dtype: DType, machine: Machine) -> tuple[flo
 
 
 def _layers(on: torch.device, dtype: DType, config: dict[str, Any], block: _Block) -> tuple[float, float]:
-    """Seconds that a layer of one batch takes, in prefill and in decode."""
+    """Seconds from one layer of a batch to the next, in prefill and in decode: with what the runtime does between."""
     from shardwright.backends.torch.event_threads import TimedEvent
     from shardwright.cost.offloading.policy import parse_policy
-    from shardwright.cost.programs.unrolling import Action
+    from shardwright.cost.programs.unrolling import Action, Resource
     from shardwright.models.dummy_checkpoint import write_dummy
     from shardwright.serving.generation.prompts import make_prompts
     from shardwright.serving.generation.settings import GenerationSettings
     from shardwright.serving.offloading.request import OffloadRequest
     from shardwright.serving.offloading.run import OffloadedModel
 
-    of_layers: dict[tuple[tuple[str, int], ...], float] = {}
+    begins: defaultdict[int, dict[tuple[tuple[str, int], ...], float]] = defaultdict(dict)
 
     def observe(timed: TimedEvent) -> None:
-        trips = dict(timed.event.trips)
-        if timed.event.action is Action.COMPUTE and "N" in trips and ("M" in trips or not trips.get("token")):
-            of_layers[timed.event.trips] = of_layers.get(timed.event.trips, 0.0) + timed.end - timed.begin
+        event, trips = timed.event, dict(timed.event.trips)
+        computes = event.action is Action.COMPUTE and event.resource is Resource.DEVICE
+        if computes and "N" in trips and ("M" in trips or not trips.get("token")):
+            begins[trips.get("token", 0)].setdefault(event.trips, timed.begin)
 
     policy = parse_policy(block.policy)
     with tempfile.TemporaryDirectory() as folder:
@@ -97,6 +99,5 @@ def _layers(on: torch.device, dtype: DType, config: dict[str, Any], block: _Bloc
         settings = GenerationSettings(max_new_tokens=block.new)
         with OffloadedModel(folder, request, prompts, settings, observe=observe) as model:
             list(model.completions())
-    prefill = [seconds for trips, seconds in of_layers.items() if not dict(trips).get("token")]
-    decode = [seconds for trips, seconds in of_layers.items() if dict(trips).get("token")]
-    return median(prefill), median(decode)
+    layers = {token: (max(of.values()) - min(of.values())) / (len(of) - 1) for token, of in begins.items()}
+    return layers.pop(0), median(layers.values())
