@@ -5,13 +5,14 @@
 
 The same random checkpoint, prompts and float32 for all, and the same placement: weights on the host or on disk, cache
 and hidden states on the device, as Accelerate (`pip install accelerate`) has them. Both run with each number of prompts
-in a batch of --batches, in turns, --repeats times; of each the fastest run counts. Our batches make one block, so that
-weights are loaded as often as with Accelerate's largest. --alone leaves Accelerate out.
+in a batch of --batches, in --repeats turns; ratios are the medians of these, since a machine's speed changes within
+seconds. Our batches make one block, so that weights are loaded as often as with Accelerate's largest. --alone leaves
+Accelerate out.
 
 On the CPU there is no link to hide behind: what shows is the overhead of each and what it reads of the disk. Processor
-seconds, of all threads, say more than seconds where other programs run. Beside our seconds are those that the cost
-model predicts for the same events on this machine, which is measured first where no file is given (`shardwright
-calibrate --offloading`), and what each kind of event took.
+seconds, of all threads, say more than seconds where other programs run. Beside our rate is how far off the seconds are
+that the cost model predicts for the same events on this machine, which each turn measures anew where no file is given
+(`shardwright calibrate --offloading`), the median of all turns; and what each kind of event took.
 
 --gpu is the comparison on a CUDA device, in `offload_on_gpu.py`; --toy runs that on the CPU with a small model.
 """
@@ -21,11 +22,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import itertools
 import random
 import tempfile
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -94,42 +98,59 @@ def accelerated(folder: Path, prompts: list[list[int]], new: int, where: str, ba
         return Theirs(time.perf_counter() - began, time.process_time() - processor, tokens)
 
 
-def beside(
-    folder: Path, prompts: list[list[int]], new: int, where: str, batches: list[int], repeats: int, machine: Machine,
-    *, alone: bool,
-) -> None:  # fmt: skip
-    """Runs both in turns at each number of prompts in a batch, and prints the fastest of each."""
-    own: dict[int, Run] = {}
-    theirs: dict[int, Theirs] = {}
-    for _ in range(repeats):
-        for batch in batches:
-            run = ours(folder, prompts, new, where, batch, machine)
-            own[batch] = min(own.get(batch, run), run, key=lambda each: each.report.seconds)
-            if not alone and where != "device":
-                other = accelerated(folder, prompts, new, where, batch)
-                theirs[batch] = min(theirs.get(batch, other), other, key=lambda each: each.seconds)
-    total = len(prompts) * new
-    for batch, run in own.items():
-        took = f"{run.rate:,.1f} tokens per second, {run.processor_s:.2f} processor seconds"
-        print(f"{where}: ours, batch {batch}: {took}; {run.against_prediction()}")
-    best = min(own.values(), key=lambda each: each.report.seconds)
-    print("\n".join(best.breakdown()), flush=True)
-    for batch, other in theirs.items():
-        same = sum(a == b for a, b in zip(best.tokens, other.tokens, strict=True))
-        took = f"{total / other.seconds:,.1f} tokens per second, {other.processor_s:.2f} processor seconds"
-        print(f"{where}: Accelerate, batch {batch}: {took}; {same} of {len(best.tokens)} texts are equal")
-    if theirs:
-        fastest = min(theirs.values(), key=lambda each: each.seconds)
-        least = min(each.processor_s for each in theirs.values()) / min(each.processor_s for each in own.values())
-        print(f"{where}: best beside best, ours is {fastest.seconds / best.report.seconds:.2f} times as fast;"
-              f" Accelerate takes {least:.2f} times our processor seconds", flush=True)  # fmt: skip
+@dataclass
+class Compared:
+    """The runs of both with weights at one place, by prompts in a batch."""
+
+    where: str
+    own: defaultdict[int, list[Run]] = field(default_factory=lambda: defaultdict(list[Run]))
+    theirs: defaultdict[int, list[Theirs]] = field(default_factory=lambda: defaultdict(list[Theirs]))
+
+    def turn(self, folder: Path, prompts: list[list[int]], new: int, batch: int, machine: Machine, alone: bool) -> None:
+        self.own[batch].append(ours(folder, prompts, new, self.where, batch, machine))
+        if not alone and self.where != "device":
+            self.theirs[batch].append(accelerated(folder, prompts, new, self.where, batch))
+
+    def fastest(self) -> list[tuple[Theirs, Run]]:
+        """The fastest of each in every turn."""
+        theirs = [min(turn, key=lambda run: run.seconds) for turn in zip(*self.theirs.values(), strict=True)]
+        own = [min(turn, key=lambda run: run.report.seconds) for turn in zip(*self.own.values(), strict=True)]
+        return list(zip(theirs, own, strict=True))
+
+    def __str__(self) -> str:
+        own = {batch: min(runs, key=lambda run: run.report.seconds) for batch, runs in self.own.items()}
+        theirs = {batch: min(runs, key=lambda run: run.seconds) for batch, runs in self.theirs.items()}
+        made: list[str] = []
+        for batch, run in own.items():
+            took = f"{run.rate:,.1f} tokens per second, {run.processor_s:.2f} processor seconds"
+            errors = sorted(each.error for each in self.own[batch])
+            off = f"predicted {median(errors):+.1%} ({errors[0]:+.1%} to {errors[-1]:+.1%})"
+            made.append(f"{self.where}: ours, batch {batch}: {took}; {off}")
+        best = min(own.values(), key=lambda each: each.report.seconds)
+        made += best.breakdown()
+        for batch, other in theirs.items():
+            same = sum(a == b for a, b in zip(best.tokens, other.tokens, strict=True))
+            rate = best.report.new_tokens / other.seconds
+            took = f"{rate:,.1f} tokens per second, {other.processor_s:.2f} processor seconds"
+            made.append(
+                f"{self.where}: Accelerate, batch {batch}: {took}; {same} of {len(best.tokens)} texts are equal"
+            )
+        if theirs:
+            faster = [a.seconds / b.report.seconds for a, b in self.fastest()]
+            spared = [a.processor_s / b.processor_s for a, b in self.fastest()]
+            made.append(
+                f"{self.where}: best beside best of each turn, ours is {median(faster):.2f} times as fast"
+                f" ({min(faster):.2f} to {max(faster):.2f}); Accelerate takes {median(spared):.2f} times our processor"
+                " seconds"
+            )
+        return "\n".join(made)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     for name, default in (("layers", 8), ("hidden", 512), ("prompts", 64), ("length", 32), ("new-tokens", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--repeats", type=int, default=3, help="the fastest of so many runs counts (default: 3)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns (default: 5)")
     parser.add_argument("--batches", type=int, nargs="+", help="prompts in a batch (default: 16, and all)")
     parser.add_argument("--machine", help="a machine file that was measured here")
     parser.add_argument("--alone", action="store_true", help="without Accelerate")
@@ -147,11 +168,13 @@ def main() -> None:
             parser.error("Accelerate is not installed: pip install accelerate, or --alone")
         size = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
         print(f"{size / 1e6:.0f} MB of weights, {args.prompts} prompts of {args.length}, {args.new_tokens} new tokens")
-        machine = machine_here(args.machine, "cpu", DType.F32, Path(folder))
         batches = list(dict.fromkeys(min(batch, args.prompts) for batch in args.batches or (16, args.prompts)))
-        for where in PLACES:
-            new, repeats = args.new_tokens, args.repeats
-            beside(Path(folder), prompts, new, where, batches, repeats, machine, alone=args.alone)
+        compared = [Compared(where) for where in PLACES]
+        for _ in range(args.repeats):
+            machine = machine_here(args.machine, "cpu", DType.F32, Path(folder))
+            for each, batch in itertools.product(compared, batches):
+                each.turn(Path(folder), prompts, args.new_tokens, batch, machine, args.alone)
+        print("\n".join(map(str, compared)))
 
 
 if __name__ == "__main__":

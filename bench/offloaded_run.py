@@ -56,9 +56,13 @@ class Run:
     def rate(self) -> float:
         return self.report.new_tokens / self.report.seconds
 
+    @property
+    def error(self) -> float:
+        """How far off the predicted seconds are, as a part of those that it took."""
+        return self.predicted / self.report.seconds - 1
+
     def against_prediction(self) -> str:
-        error = 100 * (self.predicted / self.report.seconds - 1)
-        return f"{self.report.seconds:.2f} s, predicted {self.predicted:.2f} s, {error:+.1f} %"
+        return f"{self.report.seconds:.2f} s, predicted {self.predicted:.2f} s, {100 * self.error:+.1f} %"
 
     def reached(self, resource: Resource) -> float:
         """Bytes a second that the resource moved, over the whole run."""
