@@ -4,7 +4,7 @@ Kernels take the cycles that the compiler says of them, those of the module's ow
 says none, what the cost model says of their products and bytes. So do collectives of their axes and bytes, since
 compilers say nothing of links. One that is parted into start and end goes on beside what stands between; any other has
 the chip to itself. Of a loop every trip is executed, until there are so many events that trips which take as long as
-the one before are told together.
+the one before are told together; of a conditional the branch that takes longest.
 """
 
 from __future__ import annotations
@@ -112,8 +112,12 @@ class _Run:
                 self.repeat([body] if body else [], trips_of(self.module, computation, instruction) or 1)
                 continue
             if instruction.opcode in {"call", "conditional"}:
-                called = instruction.called
-                self.repeat([self.module.computations[one] for one in called if one in self.module.computations], 1)
+                named = instruction.called
+                called = [self.module.computations[one] for one in named if one in self.module.computations]
+                if instruction.opcode == "call":
+                    self.repeat(called, 1)
+                elif called:
+                    self.longest(called)
                 continue
             sent = [self.transfer(self.collectives[name]) for name in names if name in self.collectives]
             if end:
@@ -133,6 +137,19 @@ class _Run:
             if left and len(self.entries) > _MOST:
                 self.take(f"{left} trips like the last", left * (self.now - began))
                 return
+
+    def longest(self, branches: Sequence[Computation]) -> None:
+        """The branch of a conditional that ends last: which of them runs is not in the text."""
+        entries, bounds, now, free = len(self.entries), len(self.bounds), self.now, self.free
+        ways: list[tuple[float, dict[str, float], list[RecordedEvent], list[Bound]]] = []
+        for branch in branches:
+            self.now, self.free = now, dict(free)
+            self.execute(branch)
+            ways.append((self.now, self.free, self.entries[entries:], self.bounds[bounds:]))
+            del self.entries[entries:], self.bounds[bounds:]
+        self.now, self.free, added, bounding = max(ways, key=lambda way: way[0])
+        self.entries += added
+        self.bounds += bounding
 
     def wait(self, sent: Sequence[RecordedEvent]) -> None:
         """The device goes on when these transfers have ended."""

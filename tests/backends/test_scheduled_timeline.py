@@ -178,6 +178,41 @@ def test_every_trip_of_a_loop_is_executed_or_told(trips: int) -> None:
     assert len(made.entries) == 6 if trips == 3 else made.entries[-1].name.endswith("trips like the last")
 
 
+BRANCHED = f"""HloModule jit_f, is_scheduled=true, num_partitions=2
+
+%short (a: bf16[8,128]) -> bf16[8,128] {{
+  %a = bf16[8,128] parameter(0)
+  ROOT %s = bf16[8,128] copy(%a), {cycles(100)}
+}}
+
+%long (b: bf16[8,128]) -> bf16[8,128] {{
+  %b = bf16[8,128] parameter(0)
+  %r = bf16[8,128] all-reduce(%b), replica_groups={{{{0,1}}}}, to_apply=%add
+  ROOT %l = bf16[8,128] copy(%r), {cycles(300)}
+}}
+
+%middle (m: bf16[8,128]) -> bf16[8,128] {{
+  %m = bf16[8,128] parameter(0)
+  ROOT %n = bf16[8,128] copy(%m), {cycles(200)}
+}}
+
+ENTRY %main (p: bf16[8,128], i: s32[]) -> bf16[8,128] {{
+  %p = bf16[8,128] parameter(0)
+  %i = s32[] parameter(1)
+  %c = bf16[8,128] conditional(%i, %p, %p, %p), branch_computations={{%short, %long, %middle}}
+  ROOT %e = bf16[8,128] copy(%c), {cycles(50)}
+}}
+"""
+
+
+def test_of_a_conditional_the_branch_runs_that_takes_longest() -> None:
+    made = course(BRANCHED)
+    assert [entry.name for entry in made.entries] == ["all_reduce r", "l", "e"]
+    assert made.seconds == pytest.approx(seconds(CollectiveKind.ALL_REDUCE, 8 * 128 * 2) + 350e-6)
+    assert [bound.resource for bound in made.bounds] == ["links x", "device", "device"]
+    assert [entry.number for entry in made.entries] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("text", [ON_GPUS, WRAPPED])
 def test_kernels_of_a_compiler_that_says_no_cycles_are_priced_by_products_and_bytes(text: str) -> None:
     topology = topology_of(load_chip("h100"), Mesh((("x", 2),)))
