@@ -65,21 +65,24 @@ class Remainder:
         indices = range(len(self.factors))
         bound = self.constant
         for f in indices if forward else reversed(indices):
-            factor, ahead = self.factors[f], self.ahead[forward][f]
+            factor, own, ahead = self.factors[f], self.theta[f], self.ahead[forward][f]
             if not ahead:
-                bound += factor.least(self.theta[f])
+                bound += factor.least(own)
                 continue
-            marginals = factor.min_marginals(self.theta[f], {slot for slot, _, _ in ahead})
-            least = float(marginals[ahead[0][0]].min())
+            marginals = factor.min_marginals(own, [slot for slot, _, _ in ahead])
+            least = float(np.minimum.reduce(marginals[ahead[0][0]]))
             bound += least
             for slot, g, other in ahead:
-                shift = (marginals[slot] - least) / len(ahead)
-                barred = marginals[slot] >= FORBIDDEN / 2
+                marginal, theirs = marginals[slot], self.theta[g]
+                shift = marginal - least
+                if len(ahead) > 1:
+                    shift /= len(ahead)
+                barred = marginal >= FORBIDDEN / 2
                 if np.count_nonzero(barred):
                     shift[barred] = 0.0
-                    self.theta[g][other] = np.where(barred, FORBIDDEN, self.theta[g][other])
-                self.theta[f][slot] = self.theta[f][slot] - shift
-                self.theta[g][other] = self.theta[g][other] + shift
+                    theirs[other] = np.where(barred, FORBIDDEN, theirs[other])
+                own[slot] = own[slot] - shift
+                theirs[other] = theirs[other] + shift
         return bound
 
     def decode(self, *, forward: bool) -> tuple[int, ...]:
@@ -117,15 +120,15 @@ class Remainder:
                 rows_left.append(np.ones(len(factor.rows), np.bool_) if isinstance(factor, TableFactor) else None)
                 continue
             # Of a single choice nothing can be ruled out; the first variable says what is least.
-            open_ones = {0, *(slot for slot, costs in enumerate(theta) if len(costs) > 1)}
+            open_ones = [slot for slot, costs in enumerate(theta) if not slot or len(costs) > 1]
             if isinstance(factor, TableFactor):
                 total = factor.totals(theta)
                 marginals = factor.marginals_of(total, [len(costs) for costs in theta], open_ones)
-                most = float(marginals[0].min()) + slack
+                most = float(np.minimum.reduce(marginals[0])) + slack
                 rows = total <= most
             else:
                 marginals = factor.min_marginals(theta, open_ones)
-                most = float(marginals[0].min()) + slack
+                most = float(np.minimum.reduce(marginals[0])) + slack
             for slot in open_ones:
                 cheap, variable = marginals[slot] <= most, factor.variables[slot]
                 if np.count_nonzero(cheap) < len(cheap):
@@ -141,8 +144,11 @@ class Remainder:
         origins: list[int] = []
         constant = self.constant
         for factor, theta, rows, origin in zip(self.factors, self.theta, rows_left, self.origins, strict=True):
-            kept = [costs[masks[v]] if v in masks else costs for costs, v in zip(theta, factor.variables, strict=True)]
-            if masks.keys().isdisjoint(factor.variables) and (rows is None or np.count_nonzero(rows) == len(rows)):
+            as_before = masks.keys().isdisjoint(factor.variables)
+            kept = [*theta]
+            if not as_before:
+                kept = [c[masks[v]] if v in masks else c for c, v in zip(theta, factor.variables, strict=True)]
+            if as_before and (rows is None or np.count_nonzero(rows) == len(rows)):
                 smaller: Factor = factor
             elif isinstance(factor, TableFactor):
                 left = factor.rows[rows]
@@ -156,10 +162,7 @@ class Remainder:
                     factor.numbers[rows],
                 )
             else:
-                everything = (np.ones(len(costs), np.bool_) for costs in theta)
-                smaller = factor.restricted(
-                    [masks.get(v, every) for v, every in zip(factor.variables, everything, strict=True)]
-                )
+                smaller = factor.restricted([masks.get(v) for v in factor.variables])
             if settle and all(len(costs) == 1 for costs in kept):
                 constant += smaller.least(kept)
                 if constant >= FORBIDDEN / 2:
