@@ -60,6 +60,16 @@ def made(model: str) -> ServingPlan:
     return plan(model, small(), 2, 256, 64, batch=64, seconds=3)
 
 
+@pytest.fixture
+def first_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search of a plan ends with its first choice, whatever time there is: nothing here needs a proof."""
+
+    def hurried(program: Program, objective: Objective, seconds: float, known: SearchResult | None) -> SearchResult:
+        return search(program, objective, min(seconds, 0.01), known=known)
+
+    monkeypatch.setattr("shardwright.planning.planner.search", hurried)
+
+
 def test_times_and_memory_are_those_of_the_program(made: ServingPlan) -> None:
     program = load(Source("plan", print_program(made.best.found.program)))
     best, chip = made.best, made.best.demand.chip
@@ -75,6 +85,7 @@ def test_times_and_memory_are_those_of_the_program(made: ServingPlan) -> None:
     assert best.tokens_per_s == pytest.approx(best.batch * 64 / seconds)
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_more_rows_than_fit(made: ServingPlan, model: str) -> None:
     assert made.binding == "batch"
     assert made.next_best is None or made.next_best.tokens_per_s <= made.best.tokens_per_s
@@ -82,6 +93,7 @@ def test_more_rows_than_fit(made: ServingPlan, model: str) -> None:
         plan(model, small(), 2, 256, 64, batch=4096, seconds=2)
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_time_per_token_is_met_and_binds(model: str) -> None:
     most = 6e-5
     held = plan(model, small(gigabytes=8), 2, 256, 64, tpot=most, seconds=4)
@@ -89,6 +101,7 @@ def test_time_per_token_is_met_and_binds(model: str) -> None:
     assert held.binding == "tpot"
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_more_rows_that_gain_nothing_lack_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the rows took too long, one and a half times as many gained nothing: `tpot` was said to bind."""
     monkeypatch.setattr("shardwright.planning.planner._GAIN", 100.0)
@@ -98,6 +111,7 @@ def test_more_rows_that_gain_nothing_lack_nothing(model: str, monkeypatch: pytes
     assert (held.best.batch, held.binding) == (1024, "memory-bandwidth")
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_time_to_first_token_is_met(made: ServingPlan, model: str) -> None:
     most = made.best.ttft_s / 3
     held = plan(model, small(), 2, 256, 64, batch=64, ttft=most, seconds=3)
@@ -105,6 +119,7 @@ def test_time_to_first_token_is_met(made: ServingPlan, model: str) -> None:
     assert held.best.prompts < made.best.prompts
 
 
+@pytest.mark.usefixtures("first_choices")
 @pytest.mark.parametrize(
     ("demand", "said"),
     [
@@ -131,6 +146,7 @@ def test_a_demand_that_cannot_be_met(demand: str, said: str, model: str) -> None
     assert found.notes[-1].message.startswith(f"or ask for --{demand} ")
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_a_model_that_is_too_large(model: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         plan(model, small(gigabytes=0.02), 1, 256, 64, seconds=3)
@@ -140,6 +156,7 @@ def test_a_model_that_is_too_large(model: str) -> None:
     assert [note.message for note in found.notes][-1] == "--weights int8 halves what the weights take"
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_weights_that_fit_on_another_mesh_alone(model: str) -> None:
     """48 chips were refused, since 12 rows of 4 divide the weights into 4 parts; 3 rows of 16 divide them into 16."""
     served = plan(model, small(gigabytes=0.0028), 48, 16, 4, batch=1, seconds=2).best
@@ -147,6 +164,7 @@ def test_weights_that_fit_on_another_mesh_alone(model: str) -> None:
     assert served.mesh.sizes[0] == ("x", 3)
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_weights_that_the_chips_cannot_divide(model: str) -> None:
     """It was said that caches would be smaller with a shorter prompt, and that int8 would halve the weights."""
     chip = small(gigabytes=0.0028)
@@ -158,6 +176,7 @@ def test_weights_that_the_chips_cannot_divide(model: str) -> None:
     assert plan(model, chip, 16, 16, 4, batch=1, seconds=2).best.found.peak <= 2.8e6
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_caches_that_are_too_large(model: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         plan(model, small(), 2, 256, 10**8, batch=4, seconds=3)
@@ -197,6 +216,7 @@ def test_without_time_weights_are_stored_as_decode_alone_has_them(model: str) ->
     assert longer.best.tokens_per_s >= hurried.best.tokens_per_s
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_more_positions_than_the_model_has_are_told(model: str) -> None:
     page = str(plan(model, small(), 2, 1000, 64, batch=1, seconds=2))
     assert "positions          1064, more than the model's 1024: it was not made for them\n" in page
@@ -210,12 +230,14 @@ def test_a_chip_by_name(made: ServingPlan, model: str) -> None:
     assert repr(made).splitlines()[2].startswith("tokens per second  ")
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_prompts_need_not_divide_the_sequences_that_are_given(model: str) -> None:
     """A prefill of 250 sequences had one prompt or two."""
     given = plan(model, small(), 2, 64, 16, batch=250, seconds=3).best
     assert given.prompts >= 8
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_rows_lie_evenly_on_chips_whose_number_is_no_power_of_two(model: str) -> None:
     """All rows were powers of two, which 3 chips cannot divide: two had more tokens a second than three."""
     two, three = (plan(model, small(gigabytes=8), chips, 256, 64, seconds=3).best for chips in (2, 3))
@@ -223,6 +245,7 @@ def test_rows_lie_evenly_on_chips_whose_number_is_no_power_of_two(model: str) ->
     assert three.tokens_per_s > two.tokens_per_s
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_twice_as_many_prompts_are_tried_where_there_are_other_meshes(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +260,7 @@ def test_half_of_some_rows(rows: int, half: int) -> None:
     assert halved(rows) == half
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_int8_weights(made: ServingPlan, model: str) -> None:
     lighter = plan(model, small(), 2, 256, 64, weights="int8", batch=64, seconds=3)
     assert sum(t.local_bytes(lighter.best.mesh) for _, t in lighter.best.kept("weights")) < 0.7 * sum(
@@ -244,6 +268,7 @@ def test_int8_weights(made: ServingPlan, model: str) -> None:
     )
 
 
+@pytest.mark.usefixtures("first_choices")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("chips", [1, 2])
 def test_products_of_8_bits(chips: int, model: str) -> None:
@@ -395,6 +420,7 @@ MIXTRAL = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("first_choices")
 def test_tokens_may_be_sent_to_experts(tmp_path: Path) -> None:
     """The layouts of experts are searched as all others are, and each token counts the experts that it meets."""
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
