@@ -153,6 +153,15 @@ def draw_timeline(timeline: Timeline, window: tuple[float, float] | None = None)
     return Drawing("", drawn, OF_TIMELINES)
 
 
+def drawn_function(program: Program, name: str | None) -> Func:
+    """The function of this name, or the only one. Raises where there are several, or none."""
+    found = [func for func in program.funcs if name in (None, func.name)]
+    if len(found) != 1:
+        names = ", ".join(func.name for func in program.funcs)
+        raise fault("which-function", "a timeline is of one function", NOWHERE, f"name it: --func, of {names}")
+    return found[0]
+
+
 def timeline_of(
     program: Program, name: str | None, chip: str | Chip, constants: Constants | None = None, target: str = ""
 ) -> Timeline:
@@ -161,15 +170,12 @@ def timeline_of(
     from shardwright.backends.targets.names import implied_chip, parse_target
     from shardwright.backends.timeline.predicted import predicted_timeline
 
-    found = [func for func in program.funcs if name in (None, func.name)]
-    if len(found) != 1:
-        names = ", ".join(func.name for func in program.funcs)
-        raise fault("which-function", "a timeline is of one function", NOWHERE, f"name it: --func, of {names}")
-    cost = _cost(program, found[0], chip or (implied_chip(target) if target else ""), constants)
-    made = predicted_timeline(program, found[0], cost)
+    func = drawn_function(program, name)
+    cost = _cost(program, func, chip or (implied_chip(target) if target else ""), constants)
+    made = predicted_timeline(program, func, cost)
     if not target:
         return made
-    return replace(made, scheduled=_scheduled(program, found[0], parse_target(target), cost, constants))
+    return replace(made, scheduled=_scheduled(program, func, parse_target(target), cost, constants))
 
 
 def _scheduled(program: Program, func: Func, target: Target, cost: Cost, constants: Constants | None) -> Course:

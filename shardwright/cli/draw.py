@@ -113,7 +113,9 @@ def _priced_on(args: argparse.Namespace, program: Program) -> tuple[Chip, Consta
 
 def execute(args: argparse.Namespace) -> int:
     """Draws the program with every layout chosen and every movement a node, unless `--passes` says otherwise."""
-    from shardwright.backends.graph.drawing import FORMATS, draw, draw_timeline, format_of
+    from functools import partial
+
+    from shardwright.backends.graph.drawing import FORMATS, draw, draw_timeline, drawn_function, format_of
     from shardwright.cli.output import load_program, read_program, write_output
     from shardwright.ir.diagnostics import located
 
@@ -128,7 +130,8 @@ def execute(args: argparse.Namespace) -> int:
             from shardwright.backends.targets.names import implied_chip
 
             args.chip = implied_chip(args.target).name
-        program = load_program(args, source, target=args.target)
+        check = partial(drawn_function, name=args.func) if args.timeline else None
+        program = load_program(args, source, target=args.target, check=check)
         with located(source):
             chip, constants = _priced_on(args, program) if args.cost or args.timeline else ("", None)
             drawing = draw(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
@@ -52,9 +53,10 @@ def load_program(
     module: Module | None = None,
     target: str | None = None,
     micro_batches: int = 1,
+    check: Callable[[Program], object] | None = None,
 ) -> Program:
     """The program of FILE, or of what was made of its syntax tree, for one of so many micro-batches, after the passes
-    that were asked for, or else the compiler's for a target."""
+    that were asked for, or else the compiler's for a target, if it passes the `check` before these."""
     from shardwright.cli.options import choice_of
     from shardwright.compiling.compile_program import explicit
     from shardwright.cost.programs.pipeline_cost import one_micro_batch
@@ -66,6 +68,8 @@ def load_program(
         program = one_micro_batch(elaborate(module or parse(source), args.mesh, args.dim), micro_batches)
     if args.passes is None:
         with located(source):
+            if check is not None:
+                check(program)
             return explicit(program, target=target, **choice_of(args))
     if not args.passes.strip():
         return program

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import ParamSpec, TypeVar
 
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.programs.program_cost import cost_of
@@ -18,6 +19,9 @@ from shardwright.passes.pipelines import options_from, parse_pipeline, run_passe
 from shardwright.passes.rings.loop_collectives import LoopCollectives
 from shardwright.passes.transformations.packing import packing
 from shardwright.searching.mesh_shapes import Minimize, best_of, search_shapes
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 AUTO = "auto"
 NONE = "none"
@@ -69,24 +73,22 @@ def search_rewrites(
     automatic = [text for text in fusings(load({})) if text not in rewrites] if AUTO in rewrites else []
     queue = ["", *(text for text in rewrites if text not in (AUTO, NONE)), *automatic]
     tried: list[TriedRewrite] = []
-    for place, text in enumerate(queue):
-        rewritten = _after(load, text)
+    each_after = [_after(load, text) for text in queue]
+    programs = [_unless_without_layouts(rewritten, {}) for rewritten in each_after]  # faults are said before any search
+    for place, (text, rewritten, program) in enumerate(zip(queue, each_after, programs, strict=True)):
         left = max(0.0, seconds - (time.monotonic() - began))
         share = left / (len(queue) - place) if text or not automatic else left
         if text in automatic and tried[0].found is not None:
             share = min(share, max(_LEAST_SECONDS, _PATIENCE * tried[0].found.seconds))
-        try:
-            program = rewritten({})
-            found = (
-                search_shapes(program, rewritten, objective, share, minimize)
-                if shapes
-                else search(program, objective, share)
-            )
-            tried.append(TriedRewrite(text, found))
-        except DiagnosticError as error:
-            if error.diagnostics[0].code not in WITHOUT_LAYOUTS:
-                raise
-            tried.append(TriedRewrite(text, None, error))
+        if isinstance(program, DiagnosticError):
+            found = program
+        elif shapes:
+            found = _unless_without_layouts(search_shapes, program, rewritten, objective, share, minimize)
+        else:
+            found = _unless_without_layouts(search, program, objective, share)
+        tried.append(
+            TriedRewrite(text, None, found) if isinstance(found, DiagnosticError) else TriedRewrite(text, found)
+        )
     results = [each.found for each in tried if each.found is not None]
     if not results:
         assert tried[0].error is not None
@@ -100,6 +102,16 @@ def search_rewrites(
             rewrite = ", then ".join(filter(None, (rewrite, loops)))
             tried.append(TriedRewrite(rewrite, best))
     return RewriteSearchResult(best.but(seconds=time.monotonic() - began), program, rewrite, tuple(tried))
+
+
+def _unless_without_layouts(make: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T | DiagnosticError:
+    """The result of a call, or the fault of a program that has no layouts. Raises other faults."""
+    try:
+        return make(*args, **options)
+    except DiagnosticError as error:
+        if error.diagnostics[0].code not in WITHOUT_LAYOUTS:
+            raise
+        return error
 
 
 def _after(load: Callable[[Mapping[str, int]], Program], text: str) -> Callable[[Mapping[str, int]], Program]:
