@@ -167,7 +167,8 @@ def test_beside_other_passes(passes: str) -> None:
 
 
 def test_int8_weights_are_gathered_as_int8() -> None:
-    made = explicit(after(program(BLOCKS["grouped, one after the other"]), "quantize-weights,weight-gather{axes=xy}"))
+    block = BLOCKS["multiquery, a cache, in parallel"]
+    made = explicit(after(program(block), "quantize-weights,weight-gather{axes=xy}"))
     gathered = [m.operand for m in bytes_received(made, made.funcs[0]).movements if m.operand.names == ("E", "F")]
     assert [str(kind) for kind in gathered] == ["int8 E_xF_yz"]
 
