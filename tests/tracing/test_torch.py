@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,7 +197,7 @@ def test_refuses_with_the_line() -> None:
     )
 
 
-def test_what_depends_on_data_is_refused_with_the_line(tmp_path: Path) -> None:
+def test_what_depends_on_data_is_refused_with_the_line(tmp_path: Path, shardwright: Callable[..., Any]) -> None:
     file = tmp_path / "own.py"
     file.write_text(
         "import torch\n\n\nclass Branches(torch.nn.Module):\n    def forward(self, x):\n"
@@ -207,17 +206,12 @@ def test_what_depends_on_data_is_refused_with_the_line(tmp_path: Path) -> None:
         "class Number(torch.nn.Module):\n    def forward(self, x):\n        return x * x.mean().item()\n\n\n"
         "def example_args():\n    return (torch.randn(4),)\n"
     )
-    # PyTorch prints its graph, and warns: in one process of its own, which says where the next begins.
-    script = (
-        "import sys\nfrom shardwright.cli.front import main\nout, *places = sys.argv[1:]\nfor place in places:\n"
-        "    assert main(['trace', place, '-o', out]) == 1\n    sys.stderr.write('NEXT\\n')\n"
-    )
-    names = ("Branches", "Called", "Number")
-    command = [sys.executable, "-c", script, str(tmp_path / "out.shard"), *(f"{file}:{name}" for name in names)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    *each, rest = done.stderr.replace(str(file), "FILE").split("NEXT\n")
-    assert rest == ""
-    said = {name: lines.splitlines() for name, lines in zip(names, each, strict=True)}
+    said: dict[str, list[str]] = {}
+    for name in ("Branches", "Called", "Number"):
+        with warnings.catch_warnings(action="ignore"):  # PyTorch's own
+            done = shardwright("trace", f"{file}:{name}", "-o", tmp_path / "out.shard")
+        assert done.status == 1
+        said[name] = done.err.replace(str(file), "FILE").splitlines()
     assert said["Branches"][0].startswith("FILE:6:9: error: torch.export cannot trace Branches: GuardOnDataDependent")
     assert said["Called"][0] == (
         "FILE:11:9: error: cond calls a graph, which has no counterpart in the language [untraceable]"
