@@ -16,6 +16,10 @@ Edge = tuple[int, int]
 """Two layouts of a value, by their numbers: it moves from the first to the second."""
 
 
+_AT_ONCE = 1 << 17
+"""Sums of two moves that are all made before the least are taken; more are, target by target."""
+
+
 def slices_free(costs: Costs, moves: Moves, summed: NDArray[np.bool_]) -> Costs:
     """The costs of moves where slices cost nothing; axes that begin to make addends, `summed` in a layout, are none."""
     padded = (~summed[:, None, :] & summed[None, :, :]).any(axis=2)
@@ -25,6 +29,12 @@ def slices_free(costs: Costs, moves: Moves, summed: NDArray[np.bool_]) -> Costs:
 def with_stops(moves: Costs, last: Costs) -> Costs:
     """The least costs of moves of which the last one costs what `last` says, also by way of another layout."""
     made, less = last.copy(), last < moves
+    stops = np.flatnonzero(less.any(axis=1))
+    if not len(stops):
+        return made
+    if len(stops) * made.size <= _AT_ONCE:
+        onward = np.where(less[stops], last[stops], np.inf)
+        return np.minimum(made, np.minimum.reduce(moves[:, stops, None] + onward, axis=1))
     for target in np.flatnonzero(less.any(axis=0)):
         (stops,) = np.nonzero(less[:, target])
         through = (moves[:, stops] + last[stops, target]).min(axis=1)
