@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis
+import nursery
 import pytest
 
 # Read when jax is first imported: eight devices on any machine, and programs that run once or twice compiled in a third
@@ -48,18 +49,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ProcessorTime())
 
 
+def processor_seconds() -> float:
+    """Of this process and those that it or its nurseries waited for."""
+    return sum(os.times()[:4]) + nursery.spent[0]
+
+
 class ProcessorTime:
     """Sums the processor time of tests, user and system, with that of the processes that they waited for. Imports count
     for the test that comes first; with pytest-xdist each worker sends its times with its reports."""
 
     def __init__(self) -> None:
-        self.last = sum(os.times()[:4])
+        self.last = processor_seconds()
         self.seconds: Counter[str] = Counter()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        now = sum(os.times()[:4])
+        now = processor_seconds()
         report.user_properties.append(("processor seconds", now - self.last))
         self.last = now
         return report

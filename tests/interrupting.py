@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from nursery import Started
+
 HEEDED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 """At the head of a script of Python, which then is interrupted by SIGINT as from a terminal."""
 
@@ -21,7 +23,7 @@ def interruptible(*words: object) -> list[str]:
     return [sys.executable, "-c", script, *map(str, words)]
 
 
-def await_output(out: Path, size: int, *processes: subprocess.Popen[str], seconds: float = 300) -> None:
+def await_output(out: Path, size: int, *processes: subprocess.Popen[str] | Started, seconds: float = 300) -> None:
     """Return once there are `size` bytes in a file, or one of the processes that write it has ended.
 
     A run that fails takes its empty file away, so that the file may be gone between two looks at it.

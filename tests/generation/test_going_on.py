@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupting import await_output, interruptible
+from interrupting import await_output
+from nursery import JAX, TORCH, start
 
 PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(40)]
 FEW = 14
@@ -99,9 +98,7 @@ def test_ended_at_random_moments(run: Run, signals: Sequence[signal.Signals], sh
     for number in signals:
         before = run.out.stat().st_size if run.out.exists() else 0
         wanted = min(before + chosen.randrange(100, 900), len(whole) // 2)
-        process = subprocess.Popen(
-            interruptible(*run.argv()), stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+        process = start(TORCH if run.name == "offload" else JAX, "-m", "shardwright", *run.argv())
         await_output(run.out, wanted + 1, process)
         process.send_signal(number)
         _, err = process.communicate(timeout=100)

@@ -6,14 +6,14 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupting import await_output, interruptible
+from interrupting import await_output
+from nursery import JAX, Started, start
 from own_devices import with_devices
 
 PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(10)]
@@ -36,23 +36,19 @@ class Run:
     words: list[str]
     out: Path
 
-    def started(self, *more: str) -> list[subprocess.Popen[str]]:
+    def started(self, *more: str) -> list[Started]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             at = f"127.0.0.1:{server.getsockname()[1]}"
         together = [*self.words, *more, "--json", "-o", str(self.out), "--processes", "2", "--coordinator", at]
         return [
-            subprocess.Popen(
-                interruptible(*together, "--process-id", str(index)),
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=with_devices(1),
-            )
-            for index in range(2)
-        ]  # fmt: skip
+            start(JAX, "-m", "shardwright", *together, "--process-id", index, env=with_devices(1)) for index in range(2)
+        ]
 
     def run(self, *more: str) -> list[Ended]:
         return ended(self.started(*more))
 
 
-def ended(processes: list[subprocess.Popen[str]]) -> list[Ended]:
+def ended(processes: list[Started]) -> list[Ended]:
     found: list[Ended] = []
     for process in processes:
         out, err = process.communicate(timeout=200)

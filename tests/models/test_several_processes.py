@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from models.session_worker import CHUNK, ROWS, generated
+from nursery import JAX, start
 from own_devices import with_devices
 from safetensors.numpy import load_file
 
@@ -48,11 +47,6 @@ def compiled(folder: Path) -> tuple[WeightMap, Program]:
     return made.mapping, explicit(elaborate(parse(Source("imported", made.text))))
 
 
-def start(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    words = [sys.executable, *map(str, arguments)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-
-
 def expected_bytes(mapping: WeightMap, program: Program) -> dict[str, int]:
     """What a process reads that holds the chips of one x: each part of these once, in f32."""
     expected: dict[str, int] = {}
@@ -72,7 +66,7 @@ def test_a_session_over_two_processes(checkpoint: Callable[..., Path], tmp_path:
     file = tmp_path / "compiled.shard"
     file.write_text(print_program(program))
     port = free_port()
-    processes = [start(WORKER, folder, file, 2, index, port, env=with_devices(4)) for index in range(2)]
+    processes = [start(JAX, WORKER, folder, file, 2, index, port, env=with_devices(4)) for index in range(2)]
     alone = generated(folder, file)
     both: list[dict[str, Any]] = []
     for process in processes:
@@ -99,7 +93,7 @@ def test_generate(checkpoint: Callable[..., Path], tmp_path: Path, shardwright: 
     words = ["generate", folder, "--mesh", "x=2,y=4", "--prompts", prompts, "--max-new-tokens", "5", "--ignore-eos"]
     words += ["--temperature", "0.8", "--seed", "3", "--batch", "4"]
     together = ["--processes", 2, "--coordinator", at, "--json", "-o", out, "--process-id"]
-    processes = [start("-m", "shardwright", *words, *together, index, env=with_devices(4)) for index in range(2)]
+    processes = [start(JAX, "-m", "shardwright", *words, *together, index, env=with_devices(4)) for index in range(2)]
     alone = shardwright(*words)
     assert alone.status == 0, alone.err
     said: list[str] = []
@@ -142,7 +136,7 @@ with joined(Processes("127.0.0.1", int(sys.argv[1]), 2, int(sys.argv[2]))):
 def test_a_process_that_is_lost(end: str, said: str, tmp_path: Path) -> None:
     script, port = tmp_path / "lost.py", free_port()
     script.write_text(LOST.format(end=end))
-    waiting, other = start(script, port, 0), start(script, port, 1)
+    waiting, other = start(JAX, script, port, 0), start(JAX, script, port, 1)
     _, err = waiting.communicate(timeout=300)
     assert waiting.returncode == 1
     assert err.splitlines()[-1] == f"127.0.0.1:{port}: error: {said} [lost-process]"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
+
+from nursery import TORCH, Started
+from nursery import start as start_one
 
 
 def free_port() -> int:
@@ -14,23 +15,17 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(count: int, *words: object) -> list[subprocess.Popen[str]]:
+def start(count: int, *words: object) -> list[Started]:
     """`python WORDS` in each."""
     port = free_port()
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     return [
-        subprocess.Popen(
-            [sys.executable, *map(str, words)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **shared, "RANK": str(index), "LOCAL_RANK": str(index)},
-        )
+        start_one(TORCH, *words, env={**os.environ, **shared, "RANK": str(index), "LOCAL_RANK": str(index)})
         for index in range(count)
     ]
 
 
-def finished(processes: Sequence[subprocess.Popen[str]], seconds: float = 600) -> list[tuple[int, str, str]]:
+def finished(processes: Sequence[Started], seconds: float = 600) -> list[tuple[int, str, str]]:
     """Exit status, stdout and stderr of each; they are killed after so many seconds, which are
     enough on a machine with much else to do."""
     try:
@@ -38,4 +33,4 @@ def finished(processes: Sequence[subprocess.Popen[str]], seconds: float = 600) -
     finally:
         for process in processes:
             process.kill()
-    return [(process.returncode, *each) for process, each in zip(processes, said, strict=True)]
+    return [(process.wait(), *each) for process, each in zip(processes, said, strict=True)]

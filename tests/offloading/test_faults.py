@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from interrupting import await_output, interruptible
+from interrupting import await_output
+from nursery import TORCH, Started, start
 
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.diagnostics import DiagnosticError
@@ -73,24 +72,21 @@ def test_a_checkpoint_that_is_cut_after_the_first_texts(
 def test_a_disk_with_too_little_room(checkpoint: Callable[..., Path], prompts: Path, tmp_path: Path) -> None:
     """No file may be larger than what part of the cache needs: exit status 1, no traceback, and no half line."""
     out = tmp_path / "out"
-    # The limit is set in the process itself: forking this one, which may have JAX's threads, warns. Byte code that it
-    # wrote would be cut off at the limit, and every other process read it.
+    # Byte code that it wrote would be cut off at the limit, and every other process read it.
     limited = (
         "import resource, runpy, sys; sys.dont_write_bytecode = True;"
         " resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, 16_384));"
         " runpy.run_module('shardwright', run_name='__main__', alter_sys=True)"
     )
-    argv = [
-        sys.executable, "-c", limited, "offload", str(checkpoint("llama-grouped")), "--prompts", str(prompts),
-        "-o", str(out), "--policy", "4,2,0,50,0,0,0,100", "--max-new-tokens", "40", "--ignore-eos",
-        "--spill-dir", str(tmp_path),
-    ]  # fmt: skip
-
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = start(
+        TORCH, "-c", limited, "offload", checkpoint("llama-grouped"), "--prompts", prompts, "-o", out,
+        "--policy", "4,2,0,50,0,0,0,100", "--max-new-tokens", "40", "--ignore-eos", "--spill-dir", tmp_path,
+    )  # fmt: skip
+    _, err = done.communicate(timeout=300)
     assert done.returncode == 1
-    assert "cannot be spilled here: the disk is full [disk-full]" in done.stderr
-    assert "k at N=1, M=0" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "cannot be spilled here: the disk is full [disk-full]" in err
+    assert "k at N=1, M=0" in err
+    assert "Traceback" not in err
     assert not out.exists() or all(line.endswith("}") for line in out.read_text().splitlines())
     assert {path.name for path in tmp_path.iterdir()} <= {"in.jsonl", "out"}
 
@@ -163,11 +159,9 @@ def command(folder: Path, prompts: Path, out: Path, spill: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def begun(argv: Sequence[str], out: Path) -> subprocess.Popen[str]:
+def begun(argv: Sequence[str], out: Path) -> Started:
     """A run that has written a few lines."""
-    process = subprocess.Popen(
-        interruptible(*argv), stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    process = start(TORCH, "-m", "shardwright", *argv)
     await_output(out, 1, process)
     assert process.poll() is None
     return process

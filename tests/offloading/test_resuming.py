@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from interrupting import await_output
+from nursery import TORCH, start
 
 PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(60)]
 OPTIONS = ("--policy", "4,2,0,50,30,30,0,100", "--max-new-tokens", "8", "--ignore-eos")
@@ -38,8 +37,7 @@ def test_killed_and_started_again(
     spill.mkdir()
     command = ["offload", folder, "--prompts", prompts, *OPTIONS, "--spill-dir", spill]
     assert shardwright(*command, "-o", whole).status == 0
-    argv = [sys.executable, "-m", "shardwright", *map(str, command), "-o", str(out)]
-    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = start(TORCH, "-m", "shardwright", *command, "-o", out)
     await_output(out, 400, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
