@@ -99,6 +99,8 @@ def compile_for_generation(surface: Program, config: Mapping[str, Any], plan: Ge
 
 def numbers_of_scales(config: Mapping[str, Any], plan: GenerationPlan) -> dict[str, int]:
     """By weights of 4 bits, how many of their numbers have a scale in common, which depends on the mesh and layout."""
+    if not any(isinstance(applied, QuantizeWeights) for applied in plan.before_layouts):
+        return {}
     program, made = surface_program(config, plan), dict[str, int]()
     for applied in plan.before_layouts:
         if isinstance(applied, QuantizeWeights):
