@@ -95,7 +95,8 @@ class Formats:
         given = np.asarray(array)
         if dtype.is_integer:
             return self.round(given.astype(np.int64), dtype)
-        return self.round(np.array(given.astype(self.storage(dtype))), dtype)
+        held = given.astype(self.storage(dtype))
+        return held if given.dtype == numpy_dtype(dtype) else self.round(held, dtype)
 
     def leave(self, array: Array, dtype: DType) -> Array:
         """A value as the caller gets it: floats in float64 (`exact`) or their own format, the rest in their own."""

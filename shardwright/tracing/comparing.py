@@ -33,6 +33,10 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 difference at each, and at the last there may be none: a limit that a program leaves out may be met at larger ones."""
 
 
+MANY = 1 << 20
+"""More numbers than these are drawn in f32, which takes half the time; formats of 64 bits have their own."""
+
+
 class Difference(NamedTuple):
     """How far a program's meaning is from its function, and whether that is at the example's own arguments, because at
     random ones both are not the same, or at random ones drawn smaller, because the function amplifies rounding."""
@@ -229,10 +233,16 @@ def _random(leaf: Any, edge: GraphEdge, random: np.random.Generator) -> Array:
         if low < 0 < high and not is_float and known.all():
             made = np.where(made == 0, int(high), made)
     else:
-        made = random.normal(size=edge.shape) if is_float else random.integers(0, 2, edge.shape)
+        made = _normal(edge, random) if is_float else random.integers(0, 2, edge.shape)
     import jax.numpy as jnp
 
     return np.asarray(jnp.asarray(made, edge.dtype))
+
+
+def _normal(edge: GraphEdge, random: np.random.Generator) -> Array:
+    if math.prod(edge.shape) > MANY and edge.dtype != "float64":
+        return random.standard_normal(edge.shape, np.float32)
+    return random.normal(size=edge.shape)
 
 
 def _called(function: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Array]) -> list[Array]:
