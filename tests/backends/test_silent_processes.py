@@ -69,8 +69,8 @@ def test_a_stopped_process_is_lost(stopped: int) -> None:
 
 
 def test_a_slow_process_is_not_lost() -> None:
-    """It computes four times as long as a silence lasts, and sleeps as long; the others wait for it."""
-    with processes(3, 1.0, 8) as all_of_them:
+    """It computes twice as long as a silence lasts, and sleeps as long; the others wait for it."""
+    with processes(3, 1.0, 4) as all_of_them:
         assert ended(all_of_them) == [(0, "")] * 3
 
 
