@@ -6,12 +6,11 @@ background ignore it, and `nohup` its command.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from nursery import Started
+from nursery import Process
 
 HEEDED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 """At the head of a script of Python, which then is interrupted by SIGINT as from a terminal."""
@@ -23,7 +22,7 @@ def interruptible(*words: object) -> list[str]:
     return [sys.executable, "-c", script, *map(str, words)]
 
 
-def await_output(out: Path, size: int, *processes: subprocess.Popen[str] | Started, seconds: float = 300) -> None:
+def await_output(out: Path, size: int, *processes: Process, seconds: float = 300) -> None:
     """Return once there are `size` bytes in a file, or one of the processes that write it has ended.
 
     A run that fails takes its empty file away, so that the file may be gone between two looks at it.

@@ -76,9 +76,19 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
 
-def start(libraries: Sequence[str], *words: object, env: Mapping[str, str] | None = None) -> Started:
+Process = Started | subprocess.Popen[str]
+
+
+def start(libraries: Sequence[str], *words: object, env: Mapping[str, str] | None = None) -> Process:
     """`python WORDS` with the libraries imported, where the words are `-m MODULE`, `-c SCRIPT` or a file, and what
-    follows them. The environment is that of this process, or `env`."""
+    follows them. The environment is that of this process, or `env`. Where no descriptor stands for a process, which is
+    so but for Linux, it is started as any other."""
+    if not hasattr(os, "pidfd_open"):
+        pipe = subprocess.PIPE
+        environment = {"OMP_NUM_THREADS": "1", **(os.environ if env is None else env)}
+        return subprocess.Popen(
+            [sys.executable, *map(str, words)], stdout=pipe, stderr=pipe, text=True, env=environment
+        )
     out = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed when it is read
     err = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
     ours, theirs = socket.socketpair()

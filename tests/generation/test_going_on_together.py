@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from interrupting import await_output
-from nursery import JAX, Started, start
+from nursery import JAX, Process, start
 from own_devices import with_devices
 
 PROMPTS = [{"tokens": [3 + i % 90, 5, 7 + i % 11][: 1 + i % 3], "id": i} for i in range(10)]
@@ -36,7 +36,7 @@ class Run:
     words: list[str]
     out: Path
 
-    def started(self, *more: str) -> list[Started]:
+    def started(self, *more: str) -> list[Process]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             at = f"127.0.0.1:{server.getsockname()[1]}"
         together = [*self.words, *more, "--json", "-o", str(self.out), "--processes", "2", "--coordinator", at]
@@ -48,7 +48,7 @@ class Run:
         return ended(self.started(*more))
 
 
-def ended(processes: list[Started]) -> list[Ended]:
+def ended(processes: list[Process]) -> list[Ended]:
     found: list[Ended] = []
     for process in processes:
         out, err = process.communicate(timeout=200)

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from nursery import TORCH, Started
+from nursery import TORCH, Process
 from nursery import start as start_one
 
 
@@ -15,7 +15,7 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def start(count: int, *words: object) -> list[Started]:
+def start(count: int, *words: object) -> list[Process]:
     """`python WORDS` in each."""
     port = free_port()
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
@@ -25,7 +25,7 @@ def start(count: int, *words: object) -> list[Started]:
     ]
 
 
-def finished(processes: Sequence[Started], seconds: float = 600) -> list[tuple[int, str, str]]:
+def finished(processes: Sequence[Process], seconds: float = 600) -> list[tuple[int, str, str]]:
     """Exit status, stdout and stderr of each; they are killed after so many seconds, which are
     enough on a machine with much else to do."""
     try:

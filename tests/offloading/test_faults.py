@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from interrupting import await_output
-from nursery import TORCH, Started, start
+from nursery import TORCH, Process, start
 
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.diagnostics import DiagnosticError
@@ -159,7 +159,7 @@ def command(folder: Path, prompts: Path, out: Path, spill: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def begun(argv: Sequence[str], out: Path) -> Started:
+def begun(argv: Sequence[str], out: Path) -> Process:
     """A run that has written a few lines."""
     process = start(TORCH, "-m", "shardwright", *argv)
     await_output(out, 1, process)
