@@ -48,8 +48,6 @@ class Environment(Unrolling):
         self.homes = homes
         self.buffers = buffers
         self._values: dict[str, TensorEntry] = {}
-        self._at_home: dict[str, TensorEntry] = {}
-        self._slices: dict[tuple[str, tuple[tuple[int, int], ...]], TensorEntry] = {}
         self._common = Common()
         self._dies: dict[Position, Set[str]] = {}
         self._latest: dict[str, tuple[Part, WrittenRows]] = {}
@@ -57,13 +55,7 @@ class Environment(Unrolling):
 
     def enter(self, args: Mapping[str, Tensor]) -> None:
         """A call begins."""
-        if any(entry.home is not self.homes[name] for name, entry in self._at_home.items()) or not self._at_home:
-            self._slices.clear()
-            self._at_home = {
-                name: TensorEntry(None, home.names, home, (_ALL,) * len(home.names))
-                for name, home in self.homes.items()
-            }
-        self._values = dict(self._at_home)
+        self._values = {name: TensorEntry(None, home.names, home, home.everything) for name, home in self.homes.items()}
         kinds = {value.name: value.shape.names for value in self.func.params}
         self._values |= {name: TensorEntry(tensor, kinds[name]) for name, tensor in args.items()}
         self._common = Common()
@@ -97,23 +89,13 @@ class Environment(Unrolling):
         entry = self._values[read.name]
         if not read.slices:
             return entry
-        if entry is self._at_home.get(read.name):
-            return self._slice_at_home(entry, read, trips)
         at = {axis: trips[dim] for axis, dim in read.slices}
         names = tuple(name for axis, name in enumerate(entry.names) if axis not in at)
         _expect_no_rows(entry, read.name)
         if entry.tensor is not None:
             index = tuple(at.get(axis, _ALL) for axis in range(len(entry.names)))
             return replace(entry, tensor=entry.tensor[index], names=names, home=None, rows=None)
-        return replace(entry, part=within(entry.part, at), names=names)
-
-    def _slice_at_home(self, entry: TensorEntry, read: SegmentRead, trips: Mapping[str, int]) -> TensorEntry:
-        key = read.name, tuple([(axis, trips[dim]) for axis, dim in read.slices])
-        if key not in self._slices:
-            at = dict(key[1])
-            names = tuple(name for axis, name in enumerate(entry.names) if axis not in at)
-            self._slices[key] = replace(entry, part=within(entry.part, at), names=names)
-        return self._slices[key]
+        return TensorEntry(None, names, entry.home, within(entry.part, at), entry.buffer, None, entry.raw)
 
     def _tensor(self, read: SegmentRead) -> Tensor:
         """A value on the device."""
@@ -331,9 +313,8 @@ class Environment(Unrolling):
     def stored(self, name: str) -> Tensor:
         """All of a value that has a home, after a call."""
         home = self.homes[name]
-        part: Part = (_ALL,) * len(home.names)
-        found = home.view(part)
-        return found if found is not None else self._whole(TensorEntry(None, home.names, home, part))
+        found = home.view(home.everything)
+        return found if found is not None else self._whole(TensorEntry(None, home.names, home, home.everything))
 
     def _with_rows(self, entry: TensorEntry) -> TensorEntry:
         """Gives a part that was fetched its new rows, if it has some."""

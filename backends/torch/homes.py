@@ -67,6 +67,7 @@ class Home:
         self.value = value
         self.layout = layout
         self.names = value.shape.names
+        self.everything: Part = (_ALL,) * len(self.names)
         self.sizes = {dim.name: dim.size for dim in value.shape.dims}
         self.lead = tuple(self.sizes[name] for name in layout.lead)
         self.n_rows = math.prod(self.sizes[name] for name in layout.rows)

@@ -21,7 +21,7 @@ from shardwright.backends.torch.earlier_values import lying_in, memory_at
 from shardwright.backends.torch.entries import TensorEntry, Transfer, fits, is_slice, put
 from shardwright.backends.torch.environment import Environment
 from shardwright.backends.torch.event_threads import CancelledError, EventThreads, TimedEvent
-from shardwright.backends.torch.homes import Home, Job, Part, loop_dims, state_layout
+from shardwright.backends.torch.homes import Home, Job, loop_dims, state_layout
 from shardwright.backends.torch.kernels.prepared import Common
 from shardwright.backends.torch.later_sets import set_later, sets_the_same
 from shardwright.backends.torch.shards import held_in
@@ -439,13 +439,12 @@ class RunningFunction(Environment):
         tensor = self._settled(self._tensor(read))
         home = Home(self.tiers, result, state_layout(result, self._loops, (), quantized=False)[0])
         home.allocate()
-        part: Part = (slice(None),) * len(home.names)
         held = self._hold(entry)
         buffer = self.buffers.watch(Tier.DISK, home.release)
-        self._bind(result.name, TensorEntry(None, home.names, home, part, buffer))
+        self._bind(result.name, TensorEntry(None, home.names, home, home.everything, buffer))
 
         def write() -> None:
-            moved = home.write(part, tensor)
+            moved = home.write(home.everything, tensor)
             if event.resource is Resource.FROM_DEVICE:
                 moved = home.bytes_on(Tier.HOST) * math.prod(home.lead)
             self._count(event, moved)
