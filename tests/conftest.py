@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def processor_seconds() -> float:
-    """Of this process and those that it or its nurseries waited for."""
+    """The time of this process and of those that it or its nurseries waited for."""
     return sum(os.times()[:4]) + nursery.spent[0]
 
 

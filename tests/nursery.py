@@ -2,6 +2,9 @@
 
 `start(TORCH, "-m", "shardwright", "offload", ...)` is `python -m shardwright offload ...`, forked from a process that
 has imported what the command needs and done nothing else: importing takes seconds, which many tests would spend anew.
+
+The server of `multiprocessing` that forks has one list of modules for each process, that of the tests of the workbench,
+and runs functions; these are commands with an environment, streams, an exit status and processor time of their own.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from pathlib import Path
 from typing import IO
 
 TORCH = ("torch.distributed", "shardwright.cli.offload", "shardwright.serving.offloading.run")
-"""What `offload` imports."""
+"""The imports of `offload`."""
 
 JAX = ("jax", "shardwright.cli.generate", "shardwright.serving.generation.engine")
-"""What `generate` imports."""
+"""The imports of `generate`."""
 
 spent = [0.0]
 """Seconds of processor time of those that have ended, which are no children of this process."""
@@ -64,7 +67,7 @@ class Started:
             return None
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it printed on stdout and stderr, once it has ended."""
+        """The texts that it printed on stdout and stderr, once it has ended."""
         self.wait(timeout)
         return self._said[0], self._said[1]
 
@@ -89,8 +92,7 @@ def start(libraries: Sequence[str], *words: object, env: Mapping[str, str] | Non
         return subprocess.Popen(
             [sys.executable, *map(str, words)], stdout=pipe, stderr=pipe, text=True, env=environment
         )
-    out = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed when it is read
-    err = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+    out, err = _stream(), _stream()
     ours, theirs = socket.socketpair()
     made = json.dumps(
         {"words": [*map(str, words)], "env": {**(os.environ if env is None else env)}, "at": str(Path.cwd())}
@@ -100,6 +102,11 @@ def start(libraries: Sequence[str], *words: object, env: Mapping[str, str] | Non
         socket.send_fds(nursery, [b"."], [out.fileno(), err.fileno(), theirs.fileno()])
         nursery.sendall(f"{len(made):8}{made}".encode())
     return Started(int(ours.recv(16)), ours, out, err)
+
+
+def _stream() -> IO[str]:
+    """A file without a name, which is closed when it is read."""
+    return tempfile.TemporaryFile("w+", encoding="utf-8")
 
 
 @functools.cache
@@ -166,7 +173,7 @@ def _become(words: list[str], env: dict[str, str], folder: str, files: Sequence[
 
 
 def _run(first: str, *rest: str) -> None:
-    """What `python FIRST REST` does."""
+    """Runs a module, a script or a file, as `python FIRST REST` does."""
     match first:
         case "-m":
             sys.path.insert(0, str(Path.cwd()))

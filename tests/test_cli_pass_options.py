@@ -64,7 +64,10 @@ def test_after_movements_are_written(options: str, message: str, capsys: pytest.
     assert capsys.readouterr().err.splitlines()[0] == f"--passes: error: {message}"
 
 
-def test_rewrites_that_a_search_tries(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rewrites_that_a_search_tries(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before anything is searched, which takes up to a minute."""
+    for searching in ("search", "search_shapes"):
+        monkeypatch.delattr(f"shardwright.searching.rewriting.{searching}")
     assert main(["search", MODEL, "--chip", "h100", "--rewrite", "quantize-weights{bits=5}"]) == 1
     error = capsys.readouterr().err.splitlines()[0]
     assert error == "--rewrite: error: quantize-weights: bits is 8 or 4, not 5 [bad-option]"

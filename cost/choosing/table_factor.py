@@ -28,7 +28,7 @@ class TableFactor:
     rows: NDArray[np.int64]
     costs: Costs
     numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of the rows, in the table that they are left of."""
+    """The numbers of the rows in the table that they are left of."""
 
     def __post_init__(self) -> None:
         if not len(self.numbers):

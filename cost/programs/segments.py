@@ -53,7 +53,8 @@ class Segment:
     """A run of statements of one kind, with their positions. `reads` are what it reads, by name; `last` the names whose
     values nothing after it in its body uses; `needed` what it makes that others use. A store is `lasting` if its value
     is more than a new value of state, or new rows, on its way, and so has to lie where its type says. A store
-    that is not, and setting state, have so many elements `written`: of new rows where nothing else is new."""
+    that is not, and setting state, have so many elements `written`: of new rows where nothing else is new. Its `lets`
+    are known for good once they are asked for, so that no statement may join it after that."""
 
     kind: SegmentKind
     at: list[Position]
