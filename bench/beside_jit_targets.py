@@ -114,7 +114,7 @@ def measure(name: str, surface: Program, target: str) -> Iterator[Row]:
 
 
 def _figures(func: FunctionReport) -> Figures:
-    busy = sum((kernel.estimated_s or 0.0) * (kernel.trips or 1) for kernel in func.kernels)
+    busy = func.kernels_s
     return Figures(func.bytes_received, busy, func.temporary_bytes or 0)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of, most, most_received
+from shardwright.backends.hlo.collectives import CompiledCollective, collectives_of, most_received
+from shardwright.backends.hlo.executed import most
 from shardwright.backends.hlo.module import HloError, parse
 
 

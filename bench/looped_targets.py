@@ -65,7 +65,7 @@ def line(layers: str, form: str, target: str) -> str:
 def _figures(func: FunctionReport) -> str:
     hidden = sum(each.bytes_received for each in func.collectives if each.beside) / func.bytes_received
     timed = any(kernel.estimated_s is not None for kernel in func.kernels)
-    busy = sum((kernel.estimated_s or 0.0) * (kernel.trips or 1) for kernel in func.kernels)
+    busy = func.kernels_s
     beside = sum((each.beside_s or 0.0) * (each.trips or 1) for each in func.collectives)
     times = f"{busy * 1e3:.1f} | {beside * 1e3:.1f}" if timed else " | "
     return f"{100 * hidden:.0f} % | {times} | {(func.temporary_bytes or 0) / 1e6:.0f}"

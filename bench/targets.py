@@ -81,7 +81,7 @@ def _row(name: str, target: str, func: FunctionReport) -> Row:
         arguments + temporary + output,
         temporary,
         func.predicted_peak_bytes or 0,
-        sum((kernel.estimated_s or 0.0) * (kernel.trips or 1) for kernel in func.kernels),
+        func.kernels_s,
         func.compile_s or 0.0,
     )
 

@@ -11,15 +11,14 @@ R bytes of result on a device, K devices in a group:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
+from shardwright.backends.hlo.executed import Branches, executed, most
 from shardwright.backends.hlo.groups import Groups, groups_of, pairs_of
 from shardwright.backends.hlo.mesh_axes import axes_of_groups, axes_of_pairs
 from shardwright.backends.hlo.module import Array, Computation, HloModule, Instruction, SourceFrame, arrays_in, parts_of
 from shardwright.backends.hlo.slicing import is_sliced
-from shardwright.backends.hlo.trips import trips_of
 
 WORDS = {
     "all-gather": "all_gather",
@@ -40,10 +39,6 @@ _FUSED_SCATTER = ("all-reduce-scatter", "AllReduceScatterFusion")
 
 _TAKING_APART = ("bitcast", "copy", "dynamic-slice", "get-tuple-element", "reshape", "slice")
 
-
-Branches = tuple[tuple[int, int], ...]
-"""Conditionals around a computation, the outermost first, by numbers of their own, each with the branch that it is in.
-Of the branches of one only one runs."""
 
 Receivers = frozenset[int] | None
 """Devices by their numbers, None for all."""
@@ -109,7 +104,8 @@ def collectives_of(module: HloModule) -> list[CompiledCollective]:
     Raises `HloError` where one has no groups.
     """
     found: list[CompiledCollective] = []
-    for computation, trips, scattered, branches in executed(module):
+    for computation, callers, trips, branches in executed(module, _entered):
+        scattered = next((caller for caller in reversed(callers) if _is_fused_scatter(caller)), None)
         for instruction in computation.instructions.values():
             op = word_of(instruction)
             if op is not None and not goes_on(computation, instruction):
@@ -127,17 +123,6 @@ def word_of(instruction: Instruction) -> str | None:
     return WORDS.get(instruction.opcode.removesuffix("-start"))
 
 
-def most(found: Sequence[tuple[Branches, int]]) -> int:
-    """The sum of numbers that computations have, of the branches of a conditional the largest."""
-    total = sum(number for branches, number in found if not branches)
-    ways: dict[int, dict[int, list[tuple[Branches, int]]]] = {}
-    for branches, number in found:
-        if branches:
-            (conditional, branch), *inner = branches
-            ways.setdefault(conditional, {}).setdefault(branch, []).append((tuple(inner), number))
-    return total + sum(max(map(most, each.values())) for each in ways.values())
-
-
 def most_received(found: Sequence[tuple[Branches, int, Receivers]]) -> int:
     """The most that one device receives of bytes which these devices do, of the branches of a conditional in those in
     which that is most."""
@@ -148,35 +133,9 @@ def most_received(found: Sequence[tuple[Branches, int, Receivers]]) -> int:
     )
 
 
-def executed(module: HloModule) -> Iterator[tuple[Computation, int | None, Instruction | None, Branches]]:
-    """Every computation that runs, once for each place that it is called from: with how often that is, the fusion of an
-    all-reduce with a slice that it belongs to, if any, and the branches that it is in."""
-    yield from _executed(module, module.entry, 1, None, (), count())
-
-
-def _executed(
-    module: HloModule,
-    name: str,
-    trips: int | None,
-    scattered: Instruction | None,
-    branches: Branches,
-    numbers: Iterator[int],
-) -> Iterator[tuple[Computation, int | None, Instruction | None, Branches]]:
-    computation = module.computations[name]
-    yield computation, trips, scattered, branches
-    for instruction in computation.instructions.values():
-        called = [callee for callee in instruction.called if callee in module.computations]
-        if not called or instruction.opcode.removesuffix("-start") in WORDS or instruction.opcode in LATER_PARTS:
-            continue  # what a reduction applies to each pair of elements moves nothing
-        times = trips
-        if instruction.opcode == "while":
-            own = trips_of(module, computation, instruction)
-            times = None if own is None or trips is None else trips * own
-        fused = instruction if _is_fused_scatter(instruction) else scattered
-        number = next(numbers)
-        for branch, callee in enumerate(called):
-            inside = (*branches, (number, branch)) if instruction.opcode == "conditional" else branches
-            yield from _executed(module, callee, times, fused, inside, numbers)
+def _entered(instruction: Instruction) -> bool:
+    """Not what a reduction applies to each pair of elements, which moves nothing."""
+    return instruction.opcode.removesuffix("-start") not in WORDS and instruction.opcode not in LATER_PARTS
 
 
 def goes_on(computation: Computation, instruction: Instruction) -> bool:

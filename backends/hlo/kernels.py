@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from shardwright.backends.hlo.convolutions import convolution_dims
+from shardwright.backends.hlo.executed import Branches, executed
 from shardwright.backends.hlo.module import Computation, HloModule, Instruction, SourceFrame, arrays_in, parts_of
-from shardwright.backends.hlo.trips import trips_of
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _STATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"\d+","bytes_accessed":"(\d+)"')
@@ -87,6 +87,8 @@ class CompiledKernel:
     instructions: Mapping[str, int]
     stacks: tuple[tuple[SourceFrame, ...], ...]
     stated: StatedWork | None = None
+    branches: Branches = ()
+    """The branches that it runs in."""
 
     @property
     def moves_only(self) -> bool:
@@ -102,32 +104,26 @@ class CompiledKernel:
 def kernels_of(module: HloModule, *, untimed: bool = False) -> list[CompiledKernel]:
     """The kernels with cycles or stated work, as TPUs' modules have them, in the order of each computation's text;
     with `untimed` those without too, which GPUs' are."""
-    return list(_kernels(module, module.entry, 1, untimed))
+    found: list[CompiledKernel] = []
+    for computation, _, trips, branches in executed(module, _entered):
+        for instruction in computation.instructions.values():
+            cycles = _CYCLES.search(instruction.attributes)
+            stated = _STATED.search(instruction.attributes)
+            if cycles or stated or (untimed and is_kernel(instruction, untimed=True)):
+                kernel = _kernel(module, computation, instruction, trips, int(cycles[1]) if cycles else None)
+                work = StatedWork(*map(int, stated.groups())) if stated else None
+                found.append(replace(kernel, stated=work, branches=branches))
+    return found
+
+
+def _entered(instruction: Instruction) -> bool:
+    return instruction.opcode in {"while", "call", "conditional"}
 
 
 def is_kernel(instruction: Instruction, *, untimed: bool = False) -> bool:
     """Tells whether a compiler that estimates kernels says an instruction's cycles; with `untimed`, whether one that
     estimates none has a kernel for it."""
     return instruction.opcode in _WORKS if untimed else _CYCLES.search(instruction.attributes) is not None
-
-
-def _kernels(module: HloModule, name: str, trips: int | None, untimed: bool) -> Iterator[CompiledKernel]:
-    computation = module.computations[name]
-    for instruction in computation.instructions.values():
-        cycles = _CYCLES.search(instruction.attributes)
-        stated = _STATED.search(instruction.attributes)
-        if cycles or stated or (untimed and is_kernel(instruction, untimed=True)):
-            kernel = _kernel(module, computation, instruction, trips, int(cycles[1]) if cycles else None)
-            yield replace(kernel, stated=StatedWork(*map(int, stated.groups()))) if stated else kernel
-        if instruction.opcode not in {"while", "call", "conditional"}:
-            continue
-        times = trips
-        if instruction.opcode == "while":
-            own = trips_of(module, computation, instruction)
-            times = None if own is None or trips is None else trips * own
-        for callee in instruction.called:
-            if callee in module.computations:
-                yield from _kernels(module, callee, times, untimed)
 
 
 def _kernel(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.backends.hlo.executed import taken
 from shardwright.backends.targets.estimates import priced_s
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
@@ -49,18 +50,19 @@ def compiled_costs(
 ) -> CompiledCosts:
     """Gives each compiled kernel to the priced one whose statement it is made of, its product's or its result's first,
     and each collective to the first movement that asked for it. A GPU's kernels that only lay an array otherwise belong
-    to none."""
+    to none. Of a conditional the branch counts whose kernels take longest."""
     owners = {work.statement.result.name: work.name for work in (kernel.work for kernel in cost.kernels)}
     owners |= {name: name for name in owners.values()}
     seconds: dict[str, float] = {}
-    for kernel in report.kernels:
+    for kernel in report.kernels_run:
         owner = next((owners[name] for name in kernel.statements if name in owners), "")
-        seconds[owner] = seconds.get(owner, 0.0) + (kernel.estimated_s or 0.0) * (kernel.trips or 1)
+        seconds[owner] = seconds.get(owner, 0.0) + kernel.total_s
     prices = _prices(report.untimed, cost.chip, constants or cost.chip.constants)
-    for each, price in zip(report.untimed, prices, strict=False):
+    for place in taken([(each.kernel.branches, price) for each, price in zip(report.untimed, prices, strict=False)]):
+        each = report.untimed[place]
         named = () if each.kernel.moves_only else each.statements
         owner = next((owners[name] for name in named if name in owners), "")
-        seconds[owner] = seconds.get(owner, 0.0) + price
+        seconds[owner] = seconds.get(owner, 0.0) + prices[place]
     received: dict[str, int] = {}
     within: dict[str, str] = {}
     for collective in report.collectives:

@@ -327,10 +327,10 @@ def _kernel_report(kernel: CompiledKernel, target: Target | None, names: Mapping
     statements = _worked_on(kernel, names)
     rates = target and target.rates
     if target is None or target.chip is None or rates is None:
-        return KernelReport(kernel.name, kernel.trips, None, None, statements)
+        return KernelReport(kernel.name, kernel.trips, None, None, statements, kernel.branches)
     predicted = estimated_s(kernel, target.chip, rates)
     estimated = None if kernel.cycles is None else kernel.cycles / rates.clock_hz
-    return KernelReport(kernel.name, kernel.trips, estimated, predicted, statements)
+    return KernelReport(kernel.name, kernel.trips, estimated, predicted, statements, kernel.branches)
 
 
 def _worked_on(kernel: CompiledKernel, names: Mapping[int, str]) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwright.backends.hlo.collectives import Branches, Receivers
+    from shardwright.backends.hlo.collectives import Receivers
+    from shardwright.backends.hlo.executed import Branches
     from shardwright.backends.hlo.kernels import CompiledKernel
     from shardwright.ir.diagnostics import DiagnosticError
 
@@ -68,10 +69,18 @@ class KernelReport:
     estimated_s: float | None
     predicted_s: float | None
     statements: tuple[str, ...] = ()
+    branches: Branches = ()
+    """The branches that it runs in, as a collective's."""
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all trips, as estimated; where nothing is, 0."""
+        return (self.estimated_s or 0.0) * (self.trips or 1)
 
     def as_json(self) -> dict[str, Any]:
         """The keys that `explain --json` promises."""
-        return {**self.__dict__, "statements": list(self.statements)}
+        lists = {"statements": list(self.statements), "branches": [list(each) for each in self.branches]}
+        return {**self.__dict__, **lists}
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,19 @@ class FunctionReport:
         return most_received([(each.branches, each.bytes_received, each.receivers) for each in self.collectives])
 
     @property
+    def kernels_run(self) -> tuple[KernelReport, ...]:
+        """The kernels that run, of a conditional those of the branch that takes longest."""
+        from shardwright.backends.hlo.executed import taken
+
+        times = [(k.branches, k.total_s or (k.predicted_s or 0.0) * (k.trips or 1)) for k in self.kernels]
+        return tuple(self.kernels[place] for place in taken(times))
+
+    @property
+    def kernels_s(self) -> float:
+        """Seconds of the kernels that run, as the compiler estimates them."""
+        return sum(kernel.total_s for kernel in self.kernels_run)
+
+    @property
     def all_trips(self) -> bool:
         """Tells whether the module says how often each collective runs; one of which it does not counts as one trip."""
         return all(collective.trips is not None for collective in self.collectives if collective.bytes_received)
@@ -153,8 +175,10 @@ class FunctionReport:
         the copy of a layer's weights out of all layers'; None where the compiler estimates kernels."""
         if not self.untimed:
             return None
-        laid = sum(each.nbytes for each in self.untimed if each.kernel.moves_only)
-        return sum(each.nbytes for each in self.untimed), laid
+        from shardwright.backends.hlo.executed import taken
+
+        run = [self.untimed[place] for place in taken([(each.kernel.branches, each.nbytes) for each in self.untimed])]
+        return sum(each.nbytes for each in run), sum(each.nbytes for each in run if each.kernel.moves_only)
 
     def as_json(self) -> dict[str, Any]:
         """The keys that `explain --json` promises."""
@@ -212,14 +236,13 @@ class FunctionReport:
             if self.predicted_peak_bytes is not None:
                 predicted = f"; {bytes_text(self.predicted_peak_bytes)} predicted"
             lines.append(f"  memory: {held} of arguments, temporaries, results = {bytes_text(sum(parts))}{predicted}")
-        timed = [k for k in self.kernels if k.estimated_s is not None]
+        timed = [k for k in self.kernels_run if k.estimated_s is not None]
         if timed:
-            total = sum((k.estimated_s or 0.0) * (k.trips or 1) for k in timed)
-            lines.append(f"  kernels: {len(timed)}, {total * 1e3:.4g} ms as the compiler estimates them")
+            lines.append(f"  kernels: {len(timed)}, {self.kernels_s * 1e3:.4g} ms as the compiler estimates them")
         if self.moved_bytes is not None:
             moved, laid = map(bytes_text, self.moved_bytes)
             lines.append(f"  kernels: {len(self.untimed)}, {moved} read and written, {laid} of it by copies and slices")
-        own = [k for k in self.kernels if k.estimated_s is None and k.predicted_s is not None]
+        own = [k for k in self.kernels_run if k.estimated_s is None and k.predicted_s is not None]
         if own:
             total = sum((k.predicted_s or 0.0) * (k.trips or 1) for k in own)
             lines.append(f"  kernels of its own: {len(own)}, {total * 1e3:.4g} ms by their products and bytes")

@@ -13,6 +13,7 @@ from shardwright.backends.hlo.module import parse
 from shardwright.backends.targets.estimates import CompilerRates, estimated_s
 from shardwright.backends.targets.names import parse_target
 from shardwright.cost.hardware.chips import load_chip
+from shardwright.explaining.reports import FunctionReport, KernelReport
 
 CYCLES = 'backend_config={"window_config":{"estimated_cycles":"93977"}}'
 MODULE = """HloModule jit_f, is_scheduled=true, num_partitions=1
@@ -196,3 +197,38 @@ def test_arguments_have_the_names_that_jax_gave_them_and_their_padded_bytes() ->
         "param.3": 16,
     }
     assert state_bytes(module) == 128 * 4 + 3 * 16 * 128 * 2
+
+
+def test_of_branches_those_kernels_run_that_take_longest() -> None:
+    """Also of those within a branch, and in each trip of a loop; the numbers of conditionals are in order."""
+
+    def copy(name: str, cycles: int) -> str:
+        return f'%{name} = f32[8]{{0}} copy(%p), backend_config={{"estimated_cycles":"{cycles}"}}'
+
+    def computation(name: str, *lines: str) -> str:
+        return f"%{name} (p: f32[8]) -> f32[8] {{\n  %p = f32[8] parameter(0)\n  " + "\n  ".join(lines) + "\n}\n\n"
+
+    def conditional(name: str, *branches: str) -> str:
+        of = ", ".join(["%i", *["%p"] * len(branches)])
+        return f"%{name} = f32[8] conditional({of}), branch_computations={{{', '.join(branches)}}}"
+
+    text = "HloModule jit_f, is_scheduled=true\n\n"
+    text += computation("short", copy("a", 600)) + computation("long", copy("b", 500), copy("c", 200))
+    text += computation("low", copy("d", 10)) + computation("high", copy("e", 30))
+    text += computation("inner", copy("f", 5), conditional("g", "%low", "%high"))
+    text += computation("body", conditional("k", "%short", "%long"), conditional("n", "%inner", "%low"))
+    text += "%condition (q: f32[8]) -> pred[] {\n  %q = f32[8] parameter(0)\n  ROOT %r = pred[] constant(false)\n}\n\n"
+    loop = '%w = f32[8] while(%p), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"3"}}'
+    text += computation("main", copy("m", 1), loop).replace("%main", "ENTRY %main")
+    kernels = kernels_of(parse(text))
+    assert [(kernel.name, kernel.branches) for kernel in kernels] == [
+        ("m", ()), ("a", ((0, 0),)), ("b", ((0, 1),)), ("c", ((0, 1),)), ("f", ((1, 0),)), ("d", ((1, 0), (2, 0))),
+        ("e", ((1, 0), (2, 1))), ("d", ((1, 1),)),
+    ]  # fmt: skip
+    assert [kernel.trips for kernel in kernels] == [1, *[3] * 7]
+    rows = [KernelReport(k.name, k.trips, float(k.cycles or 0), None, (), k.branches) for k in kernels]
+    report = FunctionReport("f", (), kernels=tuple(rows))
+    assert sorted(kernel.name for kernel in report.kernels_run) == ["b", "c", "e", "f", "m"]
+    assert report.kernels_s == 1 + 3 * (500 + 200 + 5 + 30)
+    assert "kernels: 5, 2.206e+06 ms as the compiler estimates them" in report.as_text("tpu-v4:1")
+    assert rows[0].as_json()["branches"] == [list(each) for each in kernels[0].branches]
