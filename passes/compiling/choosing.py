@@ -182,6 +182,8 @@ class _Chooser:
         self.tried: list[MemoryPrices] = []
         self.bound_ns = self.relaxed_ns = -math.inf
         """The bounds of what is looked at, and of all: where digits do not agree only some layouts are."""
+        self.kernels_ns = math.inf
+        """The time of kernels at least, whatever the layouts: a bound for which nothing need be looked at."""
         self.price = MemoryPrices()
         self.alone = objective.solver == "ortools"
         self.fault: DiagnosticError | None = None
@@ -300,7 +302,9 @@ class _Chooser:
         """The layouts chosen at these prices with so much effort."""
 
         def solve(problem: LayoutProblem) -> LayoutSolution:
-            return TimeSolver(problem, self.chip, self.constants, self.structure, prices, effort).solve()
+            solver = TimeSolver(problem, self.chip, self.constants, self.structure, prices, effort)
+            self.kernels_ns = min(self.kernels_ns, solver.least_kernels)
+            return solver.solve()
 
         return self.placed(solve, prices)
 
@@ -441,12 +445,14 @@ class _Chooser:
 
     def proved(self, best: SearchResult) -> SearchResult:
         reached = best.model_s if math.isinf(self.chip.memory_bytes) else best.objective_s
-        bound = max(0.0, min(self.bound_ns / NANOSECONDS, reached))
+        least = self.kernels_ns if math.isfinite(self.kernels_ns) else 0.0
+        self.bound_ns, self.relaxed_ns = max(self.bound_ns, least), max(self.relaxed_ns, least)
+        bound = min(self.bound_ns / NANOSECONDS, reached)
         closed = bound >= reached * (1 - ENOUGH)
         return best.but(
             status="optimal" if closed else "feasible",
             bound_s=bound,
-            relaxed_s=max(0.0, self.relaxed_ns / NANOSECONDS) if self.relaxed_ns < self.bound_ns else math.inf,
+            relaxed_s=self.relaxed_ns / NANOSECONDS if self.relaxed_ns < self.bound_ns else math.inf,
             seconds=time.monotonic() - self.began,
         )
 
