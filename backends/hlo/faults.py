@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from shardwright.backends.hlo.checking.control import has_rings
-from shardwright.backends.hlo.checking.dimensions import joint
+from shardwright.backends.hlo.checking.dimensions import joint, numbers_of, places_of
 from shardwright.backends.hlo.checking.reshaping import has_reshapes
 from shardwright.backends.hlo.checking.rules import RULES, InstructionStep
 from shardwright.backends.hlo.checking.step import PASSING
@@ -127,6 +127,11 @@ class Checker:
         finally:
             self._callers.pop()
 
+    @property
+    def in_loop(self) -> bool:
+        """Tells whether the computation that is looked at is of a loop."""
+        return any(caller.opcode == "while" for _, caller in self._callers)
+
     def origin(self, computation: Computation, name: str) -> str:
         """The instruction that a value comes from, through calls, copies and broadcasts."""
         depth = len(self._callers)
@@ -234,7 +239,7 @@ class Checker:
             if n == 1 and is_reordered(asked.start(where or 0) or (), hidden)
         ]  # fmt: skip
         wrong = made.clash if made.clash is not None else next(iter(ones), None)
-        if wrong is not None and not _is_plain(state, asked, wrong):
+        if wrong is not None and (not _is_plain(state, asked, wrong) or _is_parted(state, asked, wrong)):
             return None
         if made.along and all(decided_by(table, _moved_out(state, asked)) for table in made.along):
             return None
@@ -265,6 +270,18 @@ def _is_plain(state: State, asked: State, at: int) -> bool:
             return False
     outer = [table for table in asked.split(at) if not decided_by(table, state.split(at))]
     return not outer or not all(decided_by(table, [*state.split(at), *state.hidden]) for table in outer)
+
+
+def _is_parted(state: State, asked: State, at: int) -> bool:
+    """Tells whether a dimension's blocks are those asked for in dimensions of extent 1 just before it and in it, as of
+    rows that a program has parted: XLA may give what parts them another operation's name."""
+    first = at
+    while first and extent(state.dims[first - 1]) == 1 and not state.split(first - 1):
+        first -= 1
+    parts = asked.parts()
+    wanted = [t for i in range(first, at + 1) for place in places_of(parts[i]) for t in [place.blocks] if t]
+    (own, *inner) = places_of(state.parts()[at])
+    return bool(own.blocks) and not any(place.blocks for place in inner) and own.blocks == numbers_of(tuple(wanted))
 
 
 def _moved_out(state: State, asked: State) -> list[Table]:

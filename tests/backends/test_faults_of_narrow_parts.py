@@ -1,4 +1,4 @@
-"""The checker of partitioned programs, of right ones: where devices have one row each, windows, and stacked blocks."""
+"""The checker of partitioned programs where devices have one row each or half of one, windows, and stacked blocks."""
 
 from __future__ import annotations
 
@@ -78,3 +78,40 @@ ENTRY %main (x: f32[1]) -> f32[32] {
 def test_windows_of_repeated_rows_that_are_padded_differ() -> None:
     """Cumulative sums of how many tokens each expert has, gathered from devices that have some of the experts each."""
     assert faults_of(parse(WINDOWS), {"a": 8}) == []
+
+
+PARTED = """HloModule parted, num_partitions=8
+
+ENTRY %main (x: f32[2,4]) -> f32[1,2,4] {
+  %x = f32[2,4]{1,0} parameter(0), sharding={devices=[8,1]<=[2,2,2]T(0,2,1)}
+  %t = f32[2,4]{1,0} tanh(%x), metadata={op_name="jit(f)/tanh"}
+  ROOT %parted = f32[1,2,4]{2,1,0} bitcast(%t), metadata={op_name="jit(f)/tanh"}
+}
+"""
+
+
+@pytest.mark.parametrize(("order", "reasons"), [("[2,2,2]T(0,2,1)", 0), ("[8]", 1)])
+def test_rows_that_are_parted_under_the_name_of_another_operation(order: str, reasons: int) -> None:
+    """Each device has half of a row of the result, and no name says that a program parted them."""
+    found = faults_of(parse(PARTED), {"x": 2, "y": 2, "z": 2}, [f"{{devices=[4,2,1]<={order}}}"])
+    assert len(found) == reasons
+    assert all(fault.reason.startswith("the result has other blocks of dimension 1") for fault in found)
+
+
+DIAGONAL = """HloModule diagonal, num_partitions=8
+
+ENTRY %main (x: f32[16,2]) -> f32[2,2] {
+  %x = f32[16,2]{1,0} parameter(0), sharding={devices=[1,8]<=[8]}
+  %device = u32[] partition-id()
+  %held = u32[] constant(2)
+  %first = u32[] multiply(%device, %held)
+  %zero = u32[] constant(0)
+  ROOT %own = f32[2,2]{1,0} dynamic-slice(%x, %first, %zero), dynamic_slice_sizes={2,2}
+}
+"""
+
+
+def test_rows_taken_of_columns_along_the_same_axis() -> None:
+    """No loop takes the others in turn, and nobody has the blocks beside the diagonal."""
+    (fault,) = faults_of(parse(DIAGONAL), {"x": 8})
+    assert fault.reason == "splits along x what differs along x already"

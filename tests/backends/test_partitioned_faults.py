@@ -225,14 +225,17 @@ def test_gathers_of_blocks(lines: list[str], reasons: list[str]) -> None:
 
 
 def test_rows_that_are_repeated_in_place_of_a_gather() -> None:
-    """A block is put side by side with itself where all were to be gathered, and contracted with a matrix."""
+    """A block is put side by side with itself where all were to be gathered, and contracted with a matrix, or with one
+    column of it on each device, whose number is no part of the rows: these go on with nothing between them."""
     copies = ", ".join(["%x"] * 8)
     lines = [
         f"%g = f32[16,16] concatenate({copies}), dimensions={{0}}",
-        "ROOT %d = f32[16,2] dot(%g, %w), lhs_contracting_dims={0}, rhs_contracting_dims={0}",
+        "%c = f32[16,1] slice(%w), slice={[0:16], [0:1]}",
     ]
-    (reason,) = told_of_eight(*lines)
-    assert reason == ("contracts or pairs different blocks, along x: dimension 0 split along x, dimension 0 whole")
+    summed = "lhs_contracting_dims={0}, rhs_contracting_dims={0}"
+    told = ["contracts or pairs different blocks, along x: dimension 0 split along x, dimension 0 whole"]
+    assert told_of_eight(*lines, f"ROOT %d = f32[16,2] dot(%g, %w), {summed}") == told
+    assert told_of_eight(*lines, "%v = f32[16] reshape(%c)", f"ROOT %d = f32[16] dot(%g, %v), {summed}") == told
 
 
 def test_blocks_of_two_dimensions_along_one_axis() -> None:

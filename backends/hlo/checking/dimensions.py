@@ -79,12 +79,12 @@ class Place:
     @property
     def blocks(self) -> Table | None:
         """The numbers of the blocks that devices hold here; None where all hold the same."""
-        return _numbered(tuple(t for part in (*self.before, self.part) if part for t in [_above(part)] if t))
+        return numbers_of(tuple(t for part in (*self.before, self.part) if part for t in [_above(part)] if t))
 
     @property
     def inner(self) -> Table | None:
         """The numbers of the blocks within each index."""
-        return _numbered(tuple(t for part in (self.part, *self.after) if part for t in [_below(part)] if t))
+        return numbers_of(tuple(t for part in (self.part, *self.after) if part for t in [_below(part)] if t))
 
     @property
     def is_constant(self) -> bool:
@@ -124,7 +124,7 @@ def _below(part: Part) -> Table | None:
 
 
 @cache
-def _numbered(tables: tuple[Table, ...]) -> Table | None:
+def numbers_of(tables: tuple[Table, ...]) -> Table | None:
     """Tables, the outermost first, as numbers."""
     rows = list(zip(*tables, strict=True))
     ranks = {row: rank for rank, row in enumerate(sorted(set(rows)))}
@@ -219,8 +219,8 @@ def has_soft(state: State, at: int) -> bool:
 def _joined(mine: Sequence[Part], theirs: Sequence[Part], made: Joint, at: int) -> list[Part]:
     """The digits of one pair of dimensions."""
     chosen: list[Part] = []
-    for one, other in zip(places_of(mine), places_of(theirs), strict=True):
-        place = _chosen(one, other, made)
+    for number, (one, other) in enumerate(zip(places_of(mine), places_of(theirs), strict=True)):
+        place = _chosen(one, other, made, within=number > 0)
         if place is None:
             made.clash = at if made.clash is None else made.clash
             tables = [different(part) for part in (*one.parts, *other.parts)]
@@ -230,8 +230,9 @@ def _joined(mine: Sequence[Part], theirs: Sequence[Part], made: Joint, at: int) 
     return chosen
 
 
-def _chosen(one: Place, other: Place, made: Joint) -> Place | None:
-    """The one of two places that says more; None where they are of different blocks."""
+def _chosen(one: Place, other: Place, made: Joint, *, within: bool) -> Place | None:
+    """The one of two places that says more, `within` others of their dimension; None where they are of different
+    blocks."""
     if one.part is None or other.part is None:  # of extent 1, as dimensions that come and go
         if one.blocks and other.blocks:
             return one if one.blocks == other.blocks else None
@@ -250,7 +251,7 @@ def _chosen(one: Place, other: Place, made: Joint) -> Place | None:
         return other if one.inner else one
     if _has_heads(one, other, made.b) or _has_heads(other, one, made.a):
         return one if other.blocks else other
-    return _with_outer(one, other, made, soft)
+    return _with_outer(one, other, made, soft, within=within)
 
 
 def _has_heads(mine: Place, theirs: Place, state: State) -> bool:
@@ -258,26 +259,36 @@ def _has_heads(mine: Place, theirs: Place, state: State) -> bool:
     were parted: the other operand shows parts of the same size within its own heads, and these in the same blocks."""
     if not mine.part or not theirs.part or not mine.blocks or theirs.blocks:
         return False
-    size, where, steps = theirs.part[0]
+    where = theirs.where
     table = None if where is None else state.start(where)
-    if table is None or ranked(table) != ranked(mine.blocks) or not isinstance(steps, int):
+    if table is None or ranked(table) != ranked(mine.blocks):
+        return False
+    return _counts_on(theirs, state)
+
+
+def _counts_on(place: Place, state: State) -> bool:
+    """Tells whether a digit of the value counts on in this place, with nothing between the two."""
+    if place.part is None:
+        return False
+    size, where, steps = place.part[0]
+    if where is None or not isinstance(steps, int):
         return False
     return any(n > 1 and of == where and step == size * steps for dim in state.dims for n, of, step in dim)
 
 
-def _with_outer(one: Place, other: Place, made: Joint, soft: tuple[bool, bool]) -> Place | None:
+def _with_outer(one: Place, other: Place, made: Joint, soft: tuple[bool, bool], *, within: bool) -> Place | None:
     """The less specific of two places that differ in their blocks, if the additional blocks of the other may belong to
     a dimension of extent 1 beside it, which one operand has elsewhere or no longer has."""
     lost = [state.hidden if made.summed else state.detached for state in (made.b, made.a)]
     sides = ((one, other, soft[0], lost[0], made.b), (other, one, soft[1], lost[1], made.a))
     for mine, theirs, is_soft, beside, theirs_whole in sides:
-        if mine.inner or theirs.inner or not mine.blocks:
+        if mine.inner or theirs.inner or not mine.blocks or (within and _counts_on(theirs, theirs_whole)):
             continue
         if not theirs.blocks and decided_by(mine.blocks, beside):
             return mine
         shown = theirs.blocks
-        placed = {t for t in theirs_whole.hidden if shown and _numbered((shown, t)) == mine.blocks}
-        placed |= {t for t in theirs_whole.detached if shown and _numbered((t, shown)) == mine.blocks}
+        placed = {t for t in theirs_whole.hidden if shown and numbers_of((shown, t)) == mine.blocks}
+        placed |= {t for t in theirs_whole.detached if shown and numbers_of((t, shown)) == mine.blocks}
         if placed:
             made.placed |= placed
             return mine

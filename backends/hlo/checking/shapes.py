@@ -221,7 +221,8 @@ class ShapeStep(CheckedInstruction):
         if state.constant and state.number is None and any(s is None or len(set(s)) > 1 for s in clipped):
             return State(whole(self.shape), open=frozenset({self.checker.apart}), constant=True)  # a table left out
         made = self.cut_to(state, clipped)
-        return made.but(open=made.open | away | self._in_turn(state, clipped), zero=state.zero)
+        in_turn = self._in_turn(state, clipped) if self.checker.in_loop else frozenset[Table]()
+        return made.but(open=made.open | away | in_turn, zero=state.zero)
 
     def _in_turn(self, state: State, starts: Sequence[Sequence[int] | None]) -> frozenset[Table]:
         """The tables of other dimensions' blocks that decide which piece of a dimension a device takes. A loop may take
