@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 
 import numpy as np
@@ -16,7 +16,7 @@ from shardwright.cost.choosing.crowded_moves import CrowdedMoves
 from shardwright.cost.choosing.factor_graph import FactorGraph, GraphSolution
 from shardwright.cost.choosing.factors import FORBIDDEN, Costs, TableFactor
 from shardwright.cost.choosing.layout_problem import PlacementOptions, ValueNode, Within
-from shardwright.cost.choosing.layout_solution import Effort
+from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
 from shardwright.cost.choosing.limited_placement import PlacementProof, most_entries
 from shardwright.cost.choosing.memory_prices import MemoryPrices
 from shardwright.cost.choosing.placement import Solver
@@ -24,11 +24,12 @@ from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.remainder import Remainder
 from shardwright.cost.choosing.time_placement import NANOSECONDS, TimeSolver
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
-from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.placements import with_placements
 from shardwright.ir.program import Program
 from shardwright.ir.types import ON_DEVICE, OpenType
-from shardwright.ir.walk import open_values
+from shardwright.ir.walk import lets_in, open_values
+from shardwright.passes.compiling.choose_digit_order import DigitConflictError, TyingOperation
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.found import ENOUGH, SearchResult, TimeProof, explicit_of
@@ -198,6 +199,12 @@ class _NextBest:
         return _AllOrders(problem, wanted.chip, wanted.constants, self.problems.structure, MemoryPrices(), effort)
 
     @cached_property
+    def ties(self) -> bool:
+        """Tells whether digits of one dimension have to be those of another."""
+        operations = (let.operation for func in self.program.funcs for let in lets_in(func.body))
+        return any(isinstance(operation, TyingOperation) for operation in operations)
+
+    @cached_property
     def problems(self) -> ProgramProblems:
         """The layout problems that the parts are of."""
         return ProgramProblems(self.program)
@@ -285,15 +292,19 @@ class _NextBest:
         )
 
     def can_be(self, variable: int, choice: int, part: _Part) -> bool:
-        """Tells whether the next best costs what is counted, and fits in the memory of a chip, where these matter."""
+        """Tells whether the next best can be written under one order of digits, costs what is counted, and fits in the
+        memory of a chip, where these matter."""
         program = self.program
         wanted = None if self.place.objective == "bytes" else self.place.wanted(program)
         limited = wanted is not None and math.isfinite(wanted.chip.memory_bytes)
-        if not limited and all(dim.size % program.mesh.n_chips == 0 for dim in program.dims):
+        if not (limited or self.ties) and all(dim.size % program.mesh.n_chips == 0 for dim in program.dims):
             return True
         solver = part.solver
         other = solver.placement(part.best_with(variable, choice), solver.moves, solver.unit)
-        placed, _ = place(program, self.options, lambda _: other)
+        try:
+            placed, _ = place(program, self.options, partial(_unbarred, other))
+        except DigitConflictError:
+            return False
         if CrowdedMoves(program, wanted).learn(other, explicit_of(placed))[0]:
             return False
         return not limited or SearchResult(self.place.wanted(program), "", placed, other, 0.0, 0.0, 0.0).fits
@@ -313,6 +324,13 @@ class _NextBest:
             return ", as the values that it is carried with"
         said = other.proof.beyond(self.best.proof)
         return f"; next best {alternative}, {said if other.proof.proved else f'at most {said}'}"
+
+
+def _unbarred(only: LayoutSolution, options: PlacementOptions) -> LayoutSolution:
+    """These layouts alone. Raises where they are not wanted, since the digits of some do not agree."""
+    if options.barred_reshapes:
+        raise fault("no-placement", "no other layouts are looked at", NOWHERE)
+    return only
 
 
 def _settled(left: Remainder) -> float:
