@@ -106,6 +106,30 @@ def test_a_partial_softmax_goes_in_one_message(shardwright: Run, tmp_path: Path,
     assert func["written_bytes_received"] == nbytes
 
 
+GROUPED = """mesh x=2 y=3
+dim B={rows} E=24 F=18 X=6 A=2
+
+func f(x: f32 {x}, w: f32 {w}, i: int32 {i}) -> f32 {result} {{
+  return grouped[X, E](x, w, i)
+}}
+"""
+
+
+@pytest.mark.parametrize("rows", [12, 96])
+@pytest.mark.parametrize(
+    ("x", "w", "i", "result"),
+    [("B_xyE", "XEF", "B_xyA", "B_xyAF"), ("B_xE", "X_yEF", "B_xA", "B_xAF"), ("B_yE_x", "XE_xF", "B_yA", "B_yAF")],
+)
+def test_rows_that_each_chip_sorts_by_expert_are_not_accused(
+    x: str, w: str, i: str, result: str, rows: int, shardwright: Run, tmp_path: Path
+) -> None:
+    """What a chip counts and looks up of its own sorted rows are no addends of anything."""
+    program = tmp_path / "grouped.shard"
+    program.write_text(GROUPED.format(x=x, w=w, i=i, result=result, rows=rows))
+    told = shardwright("explain", str(program), "--json")
+    assert (told.status, json.loads(told.out)["functions"][0]["faults"]) == (0, [])
+
+
 def test_a_function_that_is_not_there(shardwright: Run, tmp_path: Path) -> None:
     program = tmp_path / "ffn.shard"
     program.write_text(FEEDFORWARD)

@@ -24,7 +24,7 @@ from shardwright.backends.hlo.checking.values import (
     Value,
     leaf_types,
     leaves_of,
-    made_local,
+    marked,
     shape_of,
     told_kind,
 )
@@ -115,7 +115,7 @@ class Checker:
             made = step.opaque() if rule is None else step.fitting(rule(step))
         except (HloError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             made = self.unknown(instruction.type)  # a form of the instruction that no rule foresees
-        return made_local(made) if instruction.opcode not in PASSING and step.is_local else made
+        return made if instruction.opcode in PASSING else marked(made, local=step.is_local, sorted_=step.is_sorted)
 
     def within(
         self, caller: Computation, instruction: Instruction, called: Computation, arguments: Sequence[Value]

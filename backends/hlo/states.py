@@ -53,7 +53,8 @@ class State:
     `elastic` value may be a sum of equal addends as well as whole. `soft` are coordinates whose starts belong to their
     digits, or else to a dimension of extent 1 that was left out beside them, which no reshape tells apart. `displaced`
     are those of which an exchange has brought blocks together in another order than theirs. A `local` value is made of
-    one that somebody computed under `shard_map`, whose blocks lie where its `out_specs` say, which no text does.
+    one that somebody computed under `shard_map`, whose blocks lie where its `out_specs` say, which no text does. A
+    `sorted` value is made of one that devices have sorted by themselves: as indices it names rows of a device's own.
     `number` is the value itself where it is known, with a leading dimension for devices.
     """
 
@@ -69,6 +70,7 @@ class State:
     soft: frozenset[int] = frozenset()
     displaced: frozenset[int] = frozenset()
     local: bool = False
+    sorted: bool = False
     number: Number | None = None
 
     @property

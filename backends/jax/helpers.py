@@ -148,8 +148,9 @@ def grouped(x, w, place, dtype):
     n, place = len(w), jnp.ravel(place)
     here = (place >= 0) & (place < n)
     order = jnp.argsort(jnp.where(here, place, n))
-    counts = jnp.sum(place[:, None] == lax.iota(jnp.int32, n), 0, dtype=jnp.int32)
     x, here, place = x[order // (len(place) // len(x))], here[order], jnp.clip(place[order], 0, n - 1)
+    # Of rows that each chip has sorted by itself, so that nobody takes its counts for addends of one.
+    counts = jnp.sum(here[:, None] & (place[:, None] == lax.iota(jnp.int32, n)), 0, dtype=jnp.int32)
     wide = dict(preferred_element_type=jnp.float32, precision='highest' if x.dtype == jnp.float32 else None)
 
     def at_once(x):

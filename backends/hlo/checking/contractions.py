@@ -253,7 +253,8 @@ class ContractionStep(CheckedInstruction):
             return self.fault(self.used_as_whole(indices))
         away = frozenset(t for t in table.open | indices.open if not decided_by(t, looked_up))
         hidden = together(table, indices)
-        offset = single and indices.number is None and any(decided_by(t, looked_up) for t in indices.open)
+        begins = single and indices.number is None and not indices.sorted
+        offset = begins and any(decided_by(t, looked_up) for t in indices.open)
         if not offset:  # no block's start is taken off, or each device has rows that the program names
             hidden |= {
                 new_coordinate(): part for _, part in picked if part is not None and self.primes([part]) & looked_up

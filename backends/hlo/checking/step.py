@@ -124,6 +124,11 @@ class CheckedInstruction:
         by_hand = "shard_map" in path or path.rpartition("/")[2] in _REDUCING
         return by_hand or any(state.local for state in self.states)
 
+    @property
+    def is_sorted(self) -> bool:
+        """Tells whether devices sort parts of their own here, or have what is read here from such a sort."""
+        return any(state.sorted or (self.instruction.opcode == "sort" and state.starts) for state in self.states)
+
     def fault(self, reason: str, *, by_block: bool = False) -> State:
         """Notes a fault; what comes after it is not told again. Under `shard_map` that somebody wrote, and of what it
         gave, what a collective does may be meant so, and so may what is joined with what (`by_block`); so may that

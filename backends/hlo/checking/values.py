@@ -30,11 +30,13 @@ def without_numbers(value: Value) -> Value:
     return value.but(zero=value.zero, constant=value.constant) if value.number is not None else value
 
 
-def made_local(value: Value) -> Value:
-    """A value as somebody's own under `shard_map`, but for what is made of no argument."""
+def marked(value: Value, *, local: bool, sorted_: bool) -> Value:
+    """A value as somebody's own under `shard_map`, or as made of what was sorted, but if made of no argument."""
+    if not local and not sorted_:
+        return value
     if isinstance(value, tuple):
-        return tuple(map(made_local, value))
-    return value if value.constant else replace(value, local=True)
+        return tuple(marked(each, local=local, sorted_=sorted_) for each in value)
+    return value if value.constant else replace(value, local=local, sorted=sorted_)
 
 
 def told_kind(state: State) -> str:
