@@ -157,6 +157,22 @@ def test_number_formats(shardwright: Callable[..., Any], source: str, target: st
             "note: fill in the `?`\n",
         ),
         (
+            "A in flight",
+            "A_x",
+            "FROM:1:1: error: a value in flight is no place to move from or to, before it has landed [in-flight]\n"
+            "  A in flight\n"
+            "  ^^^^^^^^^^^\n"
+            "note: leave out `in flight`: `start` of the first movement begins it, `wait` lands it\n",
+        ),
+        (
+            "A",
+            "A on host in flight",
+            "TO:1:1: error: a value in flight is no place to move from or to, before it has landed [in-flight]\n"
+            "  A on host in flight\n"
+            "  ^^^^^^^^^^^^^^^^^^^\n"
+            "note: leave out `in flight`: `start` of the first movement begins it, `wait` lands it\n",
+        ),
+        (
             "A_x",
             "A(partialmax-y)",
             "TO:1:1: error: no movement makes A_x a partial maximum over y, as A(partialmax-y) is [no-movement]\n"
@@ -169,6 +185,23 @@ def test_number_formats(shardwright: Callable[..., Any], source: str, target: st
 def test_types_at_fault(shardwright: Callable[..., Any], source: str, target: str, err: str) -> None:
     got = shardwright("reshard", source, target, *SIZES)
     assert (got.status, got.out, got.err) == (1, "", err)
+
+
+@pytest.mark.parametrize("source", ["A_x on host", "A_x on device 25% host 75% along A"])
+def test_a_fetch_takes_what_cost_says(shardwright: Callable[..., Any], tmp_path: Path, source: str) -> None:
+    program = tmp_path / "fetched.shard"
+    program.write_text(f"mesh x=4\ndim A=100000000\nweights {{ w: {source} }}\nfunc f() -> A_x {{\n  return w\n}}\n")
+    options = ("--chip", "h100", "--json")
+    priced = json.loads(shardwright("cost", str(program), "--datasheet", *options).out)
+    made = shardwright("reshard", source, "A_x", "--mesh", "x=4", "--dim", "A=100000000", *options)
+    assert json.loads(made.out)["time_s"] == pytest.approx(priced["time_s"])
+    assert priced["time_s"] > 1e-4
+
+
+def test_a_copy_to_a_memory_that_the_chip_lacks(shardwright: Callable[..., Any]) -> None:
+    got = shardwright("reshard", "A_x", "A_x on disk", *SIZES, "--chip", "h100")
+    assert (got.status, got.out) == (1, "")
+    assert got.err.startswith("--chip: error: the file of h100 says nothing of its disk [no-rate]\n")
 
 
 def test_a_dimension_without_room(shardwright: Callable[..., Any]) -> None:

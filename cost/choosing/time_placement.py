@@ -39,10 +39,11 @@ from shardwright.cost.choosing.placement import Rows, Solver
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import Constants
 from shardwright.cost.hardware.topology import topology_of
-from shardwright.cost.kernels.demand import copy_s, vector_s
+from shardwright.cost.kernels.demand import vector_s
 from shardwright.cost.kernels.drawn import Draws, PagesRead
 from shardwright.cost.kernels.fusion import KernelTraffic, reads_within
-from shardwright.cost.kernels.work import Side, copied_bytes, products_of
+from shardwright.cost.kernels.work import Side, products_of
+from shardwright.cost.movements.copies import copied_bytes, copy_s
 from shardwright.cost.movements.movement import Collective, collective_kind
 from shardwright.cost.resharding.planner import ReshardingPlan
 from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Slice, Start, Wait

@@ -8,16 +8,13 @@ from typing import Final
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.constants import KernelDemand
 from shardwright.cost.hardware.topology import Topology
-from shardwright.cost.kernels.work import Matmul, MemoryCopy, Work
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.cost.kernels.work import Matmul, Work
+from shardwright.cost.movements.copies import HOST_LINK, copy_s, no_rate
 
 WIDENING: Final = 4
 """Instructions of one lane of the vector units that make an integer of a few bits a float: it is shifted to the end of
 its word and back with its sign, converted, and rounded to bf16 into half a word. Not fitted; counted for units without
 arithmetic in less than 32 bits, as those of TPUs before v6 are."""
-
-
-_HOST_LINK: Final = "[host_link]: to_device_bytes_per_s, from_device_bytes_per_s"
 
 
 def demand_of(work: Work, topology: Topology) -> KernelDemand:
@@ -31,7 +28,7 @@ def demand_of(work: Work, topology: Topology) -> KernelDemand:
     if work.on_host:
         link, n_chips = chip.host_link, math.prod(size for _, size in topology.mesh)
         if link is None:
-            raise _no_rate(chip, "host", _HOST_LINK)
+            raise no_rate(chip, "host", HOST_LINK)
         rate = link.memory_bytes_per_s / min(n_chips, link.shared_by)
         return KernelDemand(memory_s=(work.bytes_read + work.bytes_written) / rate, kernels=0)
     memory_s = (work.bytes_read + work.bytes_written - work.behind - work.beside) / chip.memory_bytes_per_s
@@ -42,29 +39,6 @@ def demand_of(work: Work, topology: Topology) -> KernelDemand:
         beside_s=beside_s,
         kernels=work.starts,
     )  # fmt: skip
-
-
-def copy_s(copied: MemoryCopy, topology: Topology) -> float:
-    """Seconds of a copy between memories that every chip makes at once; it passes all of its way together. Raises where
-    the chip's file says nothing of a link or a disk on that way."""
-    chip, n_chips = topology.chip, math.prod(size for _, size in topology.mesh)
-    link, disk = chip.host_link, chip.disk
-    longest = 0.0
-    if copied.link_bytes:
-        if link is None:
-            raise _no_rate(chip, "link to its host", _HOST_LINK)
-        rate = link.to_device_bytes_per_s if copied.inward else link.from_device_bytes_per_s
-        longest = copied.link_bytes * min(n_chips, link.shared_by) / rate
-    if copied.disk_bytes:
-        if disk is None:
-            raise _no_rate(chip, "disk", "[disk]: memory, read_bytes_per_s, write_bytes_per_s, shared_by")
-        rate = disk.read_bytes_per_s if copied.inward else disk.write_bytes_per_s
-        longest = max(longest, copied.disk_bytes * min(n_chips, disk.shared_by) / rate)
-    return longest
-
-
-def _no_rate(chip: Chip, what: str, table: str) -> DiagnosticError:
-    return fault("no-rate", f"the file of {chip.name} says nothing of its {what}", NOWHERE, f"add to it {table}")
 
 
 def vector_s(widened: float, chip: Chip) -> float:

@@ -10,12 +10,13 @@ from typing import Literal
 
 from shardwright.cost.kernels.body import BodyKernels, Kernel, function_kernels
 from shardwright.cost.kernels.fusion import windows_of
+from shardwright.cost.movements.copies import MemoryCopy, copied_bytes
 from shardwright.cost.movements.movement import Collective, collective_of
 from shardwright.ir.digit_orders import orders_in
 from shardwright.ir.ops import Attend, Contract, Foreign, Grouped, Movement, Roll, Start, Update
 from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.program import Func, Let, Loop, Program
-from shardwright.ir.types import ON_HOST, DType, Placement, Shape, TensorType, Tier
+from shardwright.ir.types import ON_HOST, DType, Shape, TensorType
 from shardwright.ir.walk import operand_names
 
 
@@ -37,16 +38,6 @@ class Matmul:
     def flops(self) -> int:
         """A multiplication and an addition each: 2 m n k."""
         return round(self.count * self.given) if self.given else 2 * self.count * self.m * self.n * self.k
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryCopy:
-    """A copy between memories: bytes over the link between a chip and its host, and bytes read from disk or written
-    there; `inward` where it goes to the chip."""
-
-    link_bytes: int
-    disk_bytes: int
-    inward: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,16 +212,6 @@ def _late(kernel: Kernel, block: BodyKernels) -> frozenset[str]:
             else:
                 early.add(source)
     return frozenset(read.name for read in kernel.reads) - early
-
-
-def copied_bytes(nbytes: int, source: Placement, target: Placement) -> MemoryCopy:
-    """The bytes that one chip copies of so many of a value that goes to another placement; shares that stay where they
-    are move nothing."""
-    before, after = dict(source.shares), dict(target.shares)
-    here, disk = (after.get(tier, 0.0) - before.get(tier, 0.0) for tier in (Tier.DEVICE, Tier.DISK))
-    return MemoryCopy(
-        round(abs(here) * nbytes / 100), round(abs(disk) * nbytes / 100), here > 0 or (not here and disk < 0)
-    )
 
 
 Side = tuple[tuple[int, tuple[str, ...]], ...]

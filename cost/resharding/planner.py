@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import islice, pairwise, permutations, product
 
 from shardwright.cost.hardware.topology import Topology
+from shardwright.cost.movements.copies import MemoryCopy, copied_bytes, copy_s
 from shardwright.cost.movements.movement import Collective, collective_of, received_bytes, type_after
 from shardwright.cost.resharding.bound import lower_bound_bytes, order_choices
 from shardwright.cost.resharding.digits import AxisRoles, DigitRoom, digits_between
@@ -54,11 +55,12 @@ MOST_ORDERS = 36
 
 @dataclass(frozen=True, slots=True)
 class ReshardingStep:
-    """A movement, the type after it, and the collective that it is."""
+    """A movement, the type after it, and the collective or the copy between memories that it is."""
 
     operation: Movement
     type: TensorType
     collective: Collective | None
+    copied: MemoryCopy | None = None
 
     @property
     def bytes_received(self) -> int:
@@ -71,7 +73,9 @@ class ReshardingStep:
         return self.collective is not None and bool(self.collective.axes)
 
     def time_s(self, topology: Topology) -> float:
-        """Seconds, 0 where nothing is received from other chips."""
+        """Seconds, 0 where nothing is received from other chips or copied between memories."""
+        if self.copied is not None:
+            return copy_s(self.copied, topology)
         return 0.0 if self.collective is None else self.collective.time_s(topology)
 
 
@@ -267,8 +271,11 @@ def _priced(
     kind = source
     for operation in operations:
         collective = collective_of(operation, kind, mesh, orders)
-        kind = type_after(operation, kind)
-        steps.append(ReshardingStep(operation, kind, collective))
+        before, kind = kind, type_after(operation, kind)
+        copied = None
+        if before.placement != kind.placement:
+            copied = copied_bytes(before.local_bytes(mesh), before.placement, kind.placement)
+        steps.append(ReshardingStep(operation, kind, collective, copied))
     assert kind == target, f"planned {kind} instead of {target}"
     total = sum(step.bytes_received for step in steps)
     waits = sum(step.communicates for step in steps)

@@ -50,14 +50,15 @@ def execute(args: argparse.Namespace) -> int:
         with located(Source("--chip", "")):
             topology = topology_of(chip_of(args), mesh)
     made = reshard(args.source, args.target, mesh, args.dim, minimize=args.minimize, topology=topology)
-    if args.json:
-        from shardwright.cli.output import print_json
+    with located(Source("--chip", "")):  # whose file may say nothing of a memory
+        if args.json:
+            from shardwright.cli.output import print_json
 
-        print_json(_as_json(made, topology))
-    else:
-        from shardwright.cost.resharding.table import plan_table
+            print_json(_as_json(made, topology))
+        else:
+            from shardwright.cost.resharding.table import plan_table
 
-        print(plan_table(made, topology))
+            print(plan_table(made, topology))
     return 0
 
 

@@ -87,6 +87,13 @@ def _type(text: Source, written: TypeExpr, dtype: str | None, mesh: Mesh, sizes:
         kind = declared.type(replace(written, dtype=written.dtype or dtype), sizes)
         if not isinstance(kind, TensorType):
             raise fault("hole", "a type with a hole is no layout to move from or to", _all_of(text), "fill in the `?`")
+        if kind.in_flight:
+            raise fault(
+                "in-flight",
+                "a value in flight is no place to move from or to, before it has landed",
+                _all_of(text),
+                "leave out `in flight`: `start` of the first movement begins it, `wait` lands it",
+            )
     return kind
 
 
