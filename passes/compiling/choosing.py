@@ -31,7 +31,13 @@ from shardwright.passes.compiling.choose_memories import memories_chosen
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.found import ENOUGH, SearchResult, explicit_of
-from shardwright.passes.compiling.order_branching import Orders, PricedChoice, best_over_orders, moves_at_edges
+from shardwright.passes.compiling.order_branching import (
+    Orders,
+    PricedChoice,
+    best_over_orders,
+    in_cheaper_orders,
+    moves_at_edges,
+)
 from shardwright.passes.compiling.place import place
 from shardwright.passes.compiling.too_large import too_large
 from shardwright.passes.memory.offload import Offload
@@ -315,6 +321,7 @@ class _Chooser:
         placed, placement = place(
             self.program, self.options, lambda options: solve(self.problems.of(options)), self.total_ns
         )
+        placed = in_cheaper_orders(placed, self.options.orders, self.total_ns)
         spent = 0.0
         if prices is not None:
             kept = (*placed.weights, *placed.state)

@@ -20,8 +20,8 @@ from shardwright.cost.choosing.work_limit import OutOfWorkError
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.digit_orders import orders_in, splitting_axes, strided_dims
 from shardwright.ir.digits import Order
-from shardwright.ir.ops import Permute
-from shardwright.ir.program import Program
+from shardwright.ir.ops import Concat, Merge, Permute, Roll, Split, Take, Topk
+from shardwright.ir.program import DimInfo, Program
 from shardwright.ir.walk import lets_in
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder
 
@@ -74,6 +74,37 @@ def moved_dims(program: Program) -> list[str]:
     """The dimensions of which blocks are made at the edges of an explicit program, or digits of blocks."""
     operations = (let.operation for func in program.funcs for let in lets_in(func.body))
     return list(dict.fromkeys(dim for op in operations if isinstance(op, Permute) and op.blocks for dim in op.dims))
+
+
+def in_cheaper_orders(placed: Program, orders: Orders, total: Callable[[Program], float]) -> Program:
+    """A program whose layouts are chosen, in the orders that begin so where that costs less in `total` than in those
+    that `choose-digit-order` takes, which weighs each dimension by itself. Of a dimension but one order may begin so;
+    those that a function gives another size, or whose digits are those of others, are left to that pass."""
+    used, mesh = splitting_axes(placed), placed.mesh
+    left = {name for func in placed.funcs for name, _ in func.overrides}
+    for let in (let for func in placed.funcs for let in lets_in(func.body)):
+        match let.operation:
+            case Split(name, parts) | Merge(parts, name):
+                left.update((name, *parts))
+            case Topk(dim=name, target=target):
+                left.update((name, target))
+            case Take(dim=name) | Concat(dim=name) | Roll(dim=name):  # which want axes to be its outermost digits
+                left.add(name)
+            case _:
+                pass
+    dims: list[DimInfo] = []
+    for dim in placed.dims:
+        axes = used.get((dim.name, None), ())
+        ways = orders_from(dim, orders[dim.name], mesh) if dim.name in orders and dim.name not in left else ()
+        known = len(ways) == 1 and axes and dim.order is None
+        dims.append(replace(dim, order=tuple(a for a in ways[0] if a in axes)) if known else dim)
+    ordered = replace(placed, dims=tuple(dims))
+    if ordered == placed:
+        return placed
+    try:
+        return ordered if total(ordered) < total(placed) else placed
+    except DiagnosticError:  # renames do not agree on them
+        return placed
 
 
 def best_over_orders(

@@ -34,7 +34,13 @@ from shardwright.ir.walk import values_in
 from shardwright.passes.base import Pass, Proof
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder, DigitConflictError, require_room
 from shardwright.passes.compiling.found import explicit_of
-from shardwright.passes.compiling.order_branching import Orders, PricedChoice, best_over_orders, moves_at_edges
+from shardwright.passes.compiling.order_branching import (
+    Orders,
+    PricedChoice,
+    best_over_orders,
+    in_cheaper_orders,
+    moves_at_edges,
+)
 
 OBJECTIVES = ("time", "bytes")
 
@@ -122,9 +128,11 @@ class Place(Pass):
         def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> Chosen:
             wanted = replace(options, orders=orders, edges_apart=apart, moves=crowd.under(orders))
             if self.solver == "ortools":
-                return _chosen_alone(program, wanted, end, total_of)
-            placed, placement = place(program, wanted, partial(choose, cutoff=cutoff), total_of)
-            return Chosen(placed, placement, choose.proof(placement))
+                chosen = _chosen_alone(program, wanted, end, total_of)
+            else:
+                placed, placement = place(program, wanted, partial(choose, cutoff=cutoff), total_of)
+                chosen = Chosen(placed, placement, choose.proof(placement))
+            return replace(chosen, placed=in_cheaper_orders(chosen.placed, orders, total_of))
 
         def received(made: Program) -> float:
             return sum(options.calls.get(f.name, 1.0) * bytes_received(made, f).bytes for f in made.funcs)
