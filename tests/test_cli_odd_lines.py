@@ -55,6 +55,13 @@ def test_chips_of_which_there_is_no_slice(shardwright: Callable) -> None:
     assert got.err.startswith("--chips: error: no slice of tpu-v4 has 7 chips; there are slices of 1, 2, 4, 8,")
 
 
+@pytest.mark.parametrize("command", ["check", "cost", "search", "fit"])
+def test_a_chip_without_a_name(shardwright: Callable, file: Path, command: str) -> None:
+    """As of a variable of the shell that is not set, which is no wish for the reference chip."""
+    got = shardwright(command, str(file), "--chip", "")
+    assert (got.status, got.err) == (2, f"shardwright {command}: error: argument --chip: '' names no chip\n")
+
+
 @pytest.mark.parametrize("command", ["cost", "fit", "pareto"])
 def test_a_model_that_there_is_not(shardwright: Callable, command: str) -> None:
     got = shardwright(command, "palm-9b", "--chip", "tpu-v4")

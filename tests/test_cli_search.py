@@ -137,6 +137,16 @@ def test_diff(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["kernels"] == []
 
 
+def test_differences_are_in_the_unit_that_they_have(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, result in (("split", "B_x"), ("whole", "B")):
+        (folder / f"{name}.shard").write_text(
+            f"mesh x=2\ndim B=8000\nfunc f(a: B_x) -> {result} {{ return tanh(a) }}\n"
+        )
+    assert main(["search", "--diff", "split.shard", "whole.shard"]) == 0
+    all_of_it = capsys.readouterr().out.splitlines()[-1]
+    assert all_of_it.split() == ["all", "13.3", "ns", "93.3", "ns", "+80", "ns"]
+
+
 WRONG = [
     (["layer.shard", "--objective", "bytes"], "check, opt and compile take --objective bytes\n"),
     (["--problem", "two.json", "--chip", "tpu-v4"], "shardwright search: error: --problem takes no --chip\n"),

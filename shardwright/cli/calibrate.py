@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, add_output, json_apart
+from shardwright.cli.options import add_json, add_output, json_apart, name_of_chip
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="FILE.csv|TABLE",
         help="rows as `reproduce` reads them; without it matrix products, copies and collectives are timed here",
     )
-    parser.add_argument("--chip", metavar="NAME", help="with --from: only the rows of this chip")
+    parser.add_argument("--chip", type=name_of_chip, metavar="NAME", help="with --from: only the rows of this chip")
     parser.add_argument(
         "--offloading",
         action="store_true",

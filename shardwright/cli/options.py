@@ -147,6 +147,13 @@ def natural(text: str) -> int:
     return int(text)
 
 
+def name_of_chip(text: str) -> str:
+    """A chip's name, or a path; nothing is neither, as of a variable of the shell that is not set."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} names no chip")
+    return text
+
+
 def number(least: float, most: float | None = None) -> Callable[[str], float]:
     """A reader of finite numbers from `least` up, or above it and up to `most`."""
     wanted = f"a number from {least:g} up" if most is None else f"a number above {least:g} and up to {most:g}"
@@ -292,6 +299,7 @@ def add_chip(parser: Parser, *, required: bool = False, datasheet: bool = False)
     """--chip NAME, and --datasheet."""
     parser.add_argument(
         "--chip",
+        type=name_of_chip,
         metavar="NAME",
         required=required,
         help="a chip by name, or the path of a chip file"
@@ -381,10 +389,9 @@ def choice_of(args: argparse.Namespace) -> dict[str, Any]:
 def add_choice(parser: Parser, *, chip: bool = True) -> None:
     """How layouts are chosen: --chip NAME (unless the command has it already), --objective, --calls and --solver."""
     if chip:
-        parser.add_argument(
-            "--chip", metavar="NAME", help="the chip that layouts are chosen for, under its memory, by name or by the "
-            "path of a chip file (default: the program's own, else a reference chip)",
-        )  # fmt: skip
+        said = "the chip that layouts are chosen for, under its memory, by name or by the path of a chip file"
+        said += " (default: the program's own, else a reference chip)"
+        parser.add_argument("--chip", type=name_of_chip, metavar="NAME", help=said)
     parser.add_argument(
         "--objective",
         choices=("time", "bytes"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwright.cli.options import add_json, add_sizes, chip_of
+from shardwright.cli.options import add_json, add_sizes, chip_of, name_of_chip
 
 if TYPE_CHECKING:
     import argparse
@@ -23,7 +23,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("source", metavar="FROM", help="a type, such as 'bf16 E_xyF'")
     parser.add_argument("target", metavar="TO", help="a type of the same dimensions, such as E_yF_x")
     add_sizes(parser)
-    parser.add_argument("--chip", metavar="NAME", help="also predict times on this chip, by name or by file")
+    parser.add_argument(
+        "--chip", type=name_of_chip, metavar="NAME", help="also predict times on this chip, by name or by file"
+    )
     parser.add_argument(
         "--minimize",
         choices=("bytes", "time"),

@@ -270,13 +270,15 @@ def _difference_text(
     def shown(seconds: float | None) -> str:
         return "" if seconds is None else duration_text(seconds)
 
+    def more(a: float, b: float) -> str:
+        return f"{'-' if b < a else '+'}{duration_text(abs(b - a))}"
+
     ordered = sorted(rows, key=lambda row: -abs((row[4] or 0.0) - (row[3] or 0.0)))
     lines = [
-        (func, name, operation, shown(a), shown(b), f"{1e6 * ((b or 0.0) - (a or 0.0)):+.3g} µs")
-        for func, name, operation, a, b in ordered
+        (func, name, operation, shown(a), shown(b), more(a or 0.0, b or 0.0)) for func, name, operation, a, b in ordered
     ]
     a, b = (sum(cost.time_s for cost in each.values()) for each in costs)
-    total = ("", "", "all", duration_text(a), duration_text(b), f"{1e6 * (b - a):+.3g} µs")
+    total = ("", "", "all", duration_text(a), duration_text(b), more(a, b))
     table = text_table(("function", "value", "operation", *files, "difference"), [*lines, total], "lllrrr")
     expected = {cost.error_in_words(): None for each in costs for cost in each.values() if cost.error_in_words()}
     return "\n".join([*table, *(f"expect {words}" for words in expected)])
