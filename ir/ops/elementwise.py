@@ -90,6 +90,13 @@ class TableOperation(Elementwise):
                     f"{self.keyword} takes a floating-point value, and {arg.text} is {arg.tensor.dtype}",
                     f"convert it first: convert[f32]({arg.text})",
                 )
+        if "bool" in entry.takes and values and all(arg.shape is None for arg in values):
+            mask = args[entry.takes.index("bool")].text
+            raise misuse(
+                "literal-operand",
+                f"{self.keyword} chooses between numbers alone, whose number format nothing says",
+                f"convert[f32]({mask}) is 1 where {mask} holds, else 0; of other numbers make one a value by full",
+            )
         dtype = same_dtype(self.keyword, values or args)
         return DType.BOOL if entry.gives_bool else dtype
 

@@ -20,21 +20,33 @@ if TYPE_CHECKING:
 def read_source(path: str | Path) -> Source:
     """The text of a file; raises `no-file`, `not-a-file`, `unreadable`, `binary` or `not-utf8`."""
     name = str(path)
-    with located(Source(name, "")):
+    several_lines = len(name.splitlines()) > 1
+    with located(Source("<text>" if several_lines else name, "")):
         try:
             data = Path(path).read_bytes()
-        except FileNotFoundError:
-            raise fault("no-file", "there is no such file", *_nowhere("check the path")) from None
-        except IsADirectoryError:
-            note = "name one of the `.shard` files in it"
-            raise fault("not-a-file", "this is a folder, not a file", *_nowhere(note)) from None
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise fault("unreadable", f"the file cannot be read: {reason.lower()}") from None
+            if several_lines:
+                said = "the text of a program stands where the path of a file is wanted"
+                note = 'name a file, or give the text as one: Source("program", text)'
+                raise fault("no-file", said, *_nowhere(note)) from None
+            raise _unread(error) from None
         if b"\0" in data:
             note = "a program is a text file; was a checkpoint or a compiled file meant for another command?"
             raise fault("binary", "this is a binary file, not a program", *_nowhere(note))
     return decoded(name, data, "save the file as UTF-8")
+
+
+def _unread(error: OSError | ValueError) -> DiagnosticError:
+    """The fault of a file that cannot be read."""
+    match error:
+        case FileNotFoundError():
+            return fault("no-file", "there is no such file", *_nowhere("check the path"))
+        case IsADirectoryError():
+            note = "name one of the `.shard` files in it"
+            return fault("not-a-file", "this is a folder, not a file", *_nowhere(note))
+        case _:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            return fault("unreadable", f"the file cannot be read: {reason.lower()}")
 
 
 def _nowhere(note: str) -> tuple[Span, str]:

@@ -218,6 +218,7 @@ class _Checker:
                 owner = "the function's caller" if not scope.loops else "what stands outside the loop"
                 way_out = "leave it out" if not scope.loops else "free it after the loop"
                 self.say(_FREED, f"{name} belongs to {owner}, and is not freed here", statement.span, way_out)
+                continue  # so that uses after it are no faults of their own
             elif _in_flight(name, scope):
                 self.lands(name, at, statement.span, "freed")
             at.freed.setdefault(name, statement.span)

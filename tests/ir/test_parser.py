@@ -367,6 +367,16 @@ def test_unreadable_files(tmp_path: Path, data: bytes | None, report: str) -> No
     assert caught.value.render().splitlines()[0] == f"{path}{report}"
 
 
+@pytest.mark.parametrize("lines", [1, 100])
+def test_the_text_of_a_program_is_no_path(lines: int) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        read_source("mesh x=2\n" + "dim B=4\n" * lines)
+    assert caught.value.render().splitlines() == [
+        "<text>: error: the text of a program stands where the path of a file is wanted [no-file]",
+        'note: name a file, or give the text as one: Source("program", text)',
+    ]
+
+
 def test_a_folder_is_no_program(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError) as caught:
         read_source(tmp_path)
