@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from shardwright.compiling.compile_program import load, print_program
 from shardwright.ir.diagnostics import Source
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.found import TimeProof
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import run_passes
 from shardwright.searching import next_best as module
@@ -103,6 +105,15 @@ def test_next_best_agrees_on_digits(width: int) -> None:
             demanded = written.replace(f"  {line[1]} = ", f"  {line[1]}: bf16 {line[3]} = ")
             assert demanded != written
             check(load(Source("demanded", demanded)))
+
+
+def test_differences_of_small_programs_are_told() -> None:
+    """What takes 2 ns is not as fast where it takes 2.5; of a millisecond a nanosecond is none."""
+    small, large = (TimeProof("reference", seconds, seconds, 0) for seconds in (2e-9, 1e-3))
+    assert replace(small, time_s=2.5e-9).beyond(small) == "0.5 ns more"
+    assert replace(small, time_s=2.001e-9).beyond(small) == "as fast, in more steps or more memory"
+    assert replace(large, time_s=1e-3 + 0.9e-9).beyond(large) == "as fast, in more steps or more memory"
+    assert replace(large, time_s=1e-3 + 2e-9).beyond(large) == "2 ns more"
 
 
 def test_no_time() -> None:

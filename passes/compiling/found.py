@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 ENOUGH = 1e-3
 """The share of the least time up to which a choice beyond it is called proved."""
 
+ALIKE_S = 1e-9
+"""Times so far apart are told as alike, but of what takes less than a thousand times as long."""
+
 
 def explicit_of(placed: Program) -> Program:
     """The explicit program of one whose layouts are chosen."""
@@ -67,8 +70,8 @@ class TimeProof:
 
     def beyond(self, other: TimeProof) -> str:
         """The extra cost of these layouts over others."""
-        more = self.time_s - other.time_s
-        return f"{duration_text(more)} more" if more > 1e-9 else "as fast, in more steps or more memory"
+        more, alike = self.time_s - other.time_s, min(ALIKE_S, ENOUGH * other.time_s)
+        return f"{duration_text(more)} more" if more > alike else "as fast, in more steps or more memory"
 
     def as_json(self) -> dict[str, Any]:
         """The same for `--json`."""

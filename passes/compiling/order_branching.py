@@ -95,9 +95,9 @@ def in_cheaper_orders(placed: Program, orders: Orders, total: Callable[[Program]
     dims: list[DimInfo] = []
     for dim in placed.dims:
         axes = used.get((dim.name, None), ())
-        ways = orders_from(dim, orders[dim.name], mesh) if dim.name in orders and dim.name not in left else ()
-        known = len(ways) == 1 and axes and dim.order is None
-        dims.append(replace(dim, order=tuple(a for a in ways[0] if a in axes)) if known else dim)
+        open_ = axes and dim.order is None and dim.name in orders and dim.name not in left
+        ways = orders_from(dim, orders[dim.name], mesh) if open_ else tuple[Order, ...]()
+        dims.append(replace(dim, order=tuple(a for a in ways[0] if a in axes)) if len(ways) == 1 else dim)
     ordered = replace(placed, dims=tuple(dims))
     if ordered == placed:
         return placed
