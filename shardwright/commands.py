@@ -170,6 +170,7 @@ def fit(
 
     for name, count in (("batch", batch), ("context", context), ("chips", chips)):
         require_count(name, count)
+    _require_words([weights], [attention], experts)
     found = load_chip(chip)
     layout = layout or preset_of(found)
     return fitting(model_of(model), found, layout, attention, weights, batch, context, chips, experts, expert_capacity)
@@ -196,13 +197,43 @@ def sweep(
     `all-to-all`, of which each may take `expert_capacity` times its even share. Raises a `DiagnosticError` where
     nothing has a price."""
     from shardwright.cost.hardware.chips import load_chip
+    from shardwright.ir.diagnostics import NOWHERE, fault
+    from shardwright.ir.settings import require_count, require_word
     from shardwright.pareto.configurations import Sweep
     from shardwright.pareto.sweeping import sweep_points
     from shardwright.prediction.models import model_of
 
+    swept = {"batches": batches, "weights": weights, "layouts": layouts, "attention": attention, "phases": phases}
+    for name, given in swept.items():
+        if not given:
+            raise fault("empty-sweep", f"there is nothing to sweep: {name} is empty", NOWHERE, "give one or more")
+    counts = [
+        ("prompt", prompt),
+        ("output", output),
+        ("processes", processes),
+        *(("batches", each) for each in batches),
+    ]
+    for name, count in counts:
+        require_count(name, count)
+    for phase in phases:
+        require_word("phases", phase, ("decode", "prefill"))
+    _require_words(weights, attention, experts)
     found = load_chip(chip)
     asked = Sweep(
         model_of(model), found, found.constants, chips, tuple(batches), tuple(weights), tuple(layouts),
         tuple(attention), tuple(phases), prompt, output, experts=experts, expert_capacity=expert_capacity,
     )  # fmt: skip
     return sweep_points(asked, processes=processes)
+
+
+def _require_words(weights: Sequence[str], attention: Sequence[str], experts: str) -> None:
+    from shardwright.ir.settings import require_word
+    from shardwright.models.layouts import AttentionOver
+    from shardwright.models.token_groups import ExpertsForm
+    from shardwright.prediction.programs import Weights
+
+    for each in weights:
+        require_word("weights", each, get_args(Weights))
+    for each in attention:
+        require_word("attention", each, get_args(AttentionOver))
+    require_word("experts", experts, get_args(ExpertsForm))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
 import shardwright
-from shardwright import calibrate
+from shardwright import DiagnosticError, Source, calibrate
 from shardwright.cli.front import COMMANDS
 
 OTHERWISE = {"cost": "predict", "pareto": "sweep", "import": "import_checkpoint", "compile": "compile_program"}
@@ -24,3 +29,32 @@ def test_calibrate_fits_rows() -> None:
     assert abs(found.values["constants"]["compute_efficiency"] - 0.850) < 0.005
     assert repr(found).startswith("tpu-v4, 27 rows\n")
     assert "[calibrated]" in found.text
+
+
+PROGRAM = Source("t", "dim B=4\nfunc f(x: B) -> B { return tanh(x) }\n")
+SWEPT = dict[str, Any](chips=(1, 1), batches=[1], processes=1)
+NO_WORD: list[tuple[Callable[..., object], tuple[object, ...], dict[str, Any], str]] = [
+    (shardwright.fit, ("llama-3-8b", "h100"), {"attention": "all"}, "attention is 'all', not one of head, batch,"),
+    (shardwright.fit, ("llama-3-8b", "h100"), {"weights": "int4"}, "weights is 'int4', not one of bf16, int8, f8e4m3"),
+    (shardwright.fit, ("llama-3-8b", "h100"), {"experts": "all"}, "experts is 'all', not one of replicated, routed"),
+    (shardwright.plan, ("llama-3-8b", "h100", 1, 8, 8), {"weights": "int4"}, "weights is 'int4', not one of bf16,"),
+    (shardwright.plan, ("llama-3-8b", "h100", 1, 8, 8), {"experts": "all"}, "experts is 'all', not one of"),
+    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "batches": []}, "nothing to sweep: batches is empty"),
+    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "batches": [0]}, "batches is 0, not 1 or more"),
+    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "prompt": 0}, "prompt is 0, not 1 or more"),
+    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "phases": ["both"]}, "phases is 'both', not one of decode"),
+    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "weights": ["int4"]}, "weights is 'int4', not one of bf16"),
+    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "attention": ["all"]}, "attention is 'all', not one of"),
+    (shardwright.reshard, ("A_x", "A", {"x": 2}, {"A": 4}), {"minimize": "steps"}, "minimize is 'steps', not one of"),
+    (shardwright.compile_program, (shardwright.load(PROGRAM),), {"to": "tpu"}, "to is 'tpu', not one of jax, torch"),
+]
+
+
+@pytest.mark.parametrize(("function", "args", "settings", "said"), NO_WORD)
+def test_settings_that_there_are_not(
+    function: Callable[..., object], args: tuple[object, ...], settings: dict[str, Any], said: str
+) -> None:
+    """Errors are diagnostics, as the command line gives; nothing is passed over, and nothing ends within."""
+    with pytest.raises(DiagnosticError) as caught:
+        function(*args, **settings)
+    assert said in str(caught.value)

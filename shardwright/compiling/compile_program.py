@@ -20,6 +20,7 @@ from shardwright.ir.elaboration.declarations import resolve_declarations
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.elaboration.overrides import check_overrides
 from shardwright.ir.program import Program
+from shardwright.ir.settings import require_word
 from shardwright.ir.stages import Stages, one_stage
 from shardwright.ir.text.parser import parse, read_source
 from shardwright.ir.text.syntax import MeshItem, Module
@@ -244,6 +245,7 @@ def compile_program(
     Unless told otherwise the compiled program first runs in the simulator, at reduced sizes, against its
     unsharded meaning; what came out stands in the module's header. Raises `ValidationError` where they differ.
     """
+    require_word("to", to, ("jax", "torch"))
     traces: list[PassRecord] = []
     known = _known(target)
     place = _place(objective, chip, calls, known, solver)

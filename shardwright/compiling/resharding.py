@@ -10,6 +10,7 @@ from shardwright.ir.diagnostics import DiagnosticError, Source, Span, fault, loc
 from shardwright.ir.elaboration.declarations import Declarations
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import DimInfo
+from shardwright.ir.settings import require_word
 from shardwright.ir.text.parser import parse_type
 from shardwright.ir.text.syntax import TypeExpr
 from shardwright.ir.types import TensorType
@@ -31,6 +32,7 @@ def reshard(
     is one all-gather. bf16 where neither type names a number format; `minimize="time"` needs a topology
     (`cost.hardware.topology`). Raises a `DiagnosticError` placed in one of the texts.
     """
+    require_word("minimize", minimize, tuple(ReshardingObjective))
     chips = Mesh.given(mesh)
     before, after = _types(source, target, chips, dims)
     try:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.hardware.chips import Chip, load_chip
@@ -19,7 +20,7 @@ from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
-from shardwright.ir.settings import require_count
+from shardwright.ir.settings import require_count, require_word
 from shardwright.ir.text.table import bytes_text, counted
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.choosing import search
@@ -67,6 +68,8 @@ def plan(
     """
     for name, count in (("chips", chips), ("prompt", prompt), ("output", output), ("batch", batch)):
         require_count(name, count)
+    require_word("weights", weights, get_args(Weights))
+    require_word("experts", experts, get_args(ExpertsForm))
     with located(Source(model, "")):
         found = model_of(model)
         longest = longest_context(found.model)
