@@ -40,19 +40,21 @@ def model_sizes(
 ) -> Sizes:
     """The sizes of a model's program in `dtype`, read from its types, on a mesh those of one chip.
 
-    Raises where prompt and generation together are longer than the model's positions.
+    Raises where prompt and generation together are longer than the model's positions, of which the last token needs
+    none.
     """
     from shardwright.passes.pipelines import EXPLICIT, run_passes
 
-    if prompt + generated > model.longest:
+    if (needed := prompt + generated - 1) > model.longest:
         raise fault(
             "too-long",
-            f"{prompt} tokens and {generated} more are {prompt + generated} positions, and {model.architecture} has"
+            f"{prompt} tokens and {generated} more need {needed} positions, and {model.architecture} has"
             f" {model.longest_key}={model.longest}",
             NOWHERE,
             "give a smaller --prompt-len or --gen-len",
         )
-    request = ProgramRequest(layout, mesh, 1, prompt, dtype, None, prompt + generated, decomposed=True)
+    cache = min(prompt + generated, model.longest)
+    request = ProgramRequest(layout, mesh, 1, prompt, dtype, None, cache, decomposed=True)
     text, _ = model_text(model, request)
     return sizes_of(run_passes(elaborate(parse(Source("<model>", text))), EXPLICIT), prompt, generated)
 

@@ -23,6 +23,17 @@ def test_tokens_are_those_of_transformers(policy: str | None, checkpoint: Callab
     assert [list(each.new_tokens) for each in found] == wanted.tokens.tolist()
 
 
+def test_a_plan_for_texts_that_fill_the_positions_runs(checkpoint: Callable[..., Path]) -> None:
+    folder, prompt = checkpoint("opt"), list(range(1, 65))
+    (planned,) = offload(folder, [prompt], machine="t4", max_new_tokens=1, dtype="f32", stop_tokens=())
+    (by_hand,) = offload(
+        folder, [prompt], policy="1,1,0,100,0,100,0,100", max_new_tokens=1, dtype="f32", stop_tokens=()
+    )
+    assert planned.new_tokens == by_hand.new_tokens
+    with pytest.raises(DiagnosticError, match="too-long"):
+        offload(folder, [prompt], machine="t4", max_new_tokens=2)
+
+
 def test_faults_are_those_of_the_command(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint("llama-grouped")
     with pytest.raises(DiagnosticError, match="bad-policy"):
