@@ -100,6 +100,8 @@ def numbered(name, words):
 
 def read_tensor(tensors, name, cut, take, order, shape):
     '''A tensor as a weight, or a part of one, has it; nothing is copied that is not asked for.'''
+    if name not in tensors and name.partition('.')[2] in tensors:
+        name = name.partition('.')[2]  # as in a checkpoint of the model without its head
     if name not in tensors:
         raise ValueError(f'the folder has no tensor {name}')
     path, dtype, stored, begin = tensors[name]

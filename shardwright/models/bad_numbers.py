@@ -14,7 +14,7 @@ from shardwright.ir.types import DType
 from shardwright.models.architectures import describe
 from shardwright.models.config import read_config
 from shardwright.models.safetensors_files import TensorFile, number_formats, open_files
-from shardwright.models.weight_map import weight_map
+from shardwright.models.weight_map import as_saved, weight_map
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,10 +50,11 @@ def first_bad_number(checkpoint: str | Path, dtype: DType, seconds: float) -> Se
     read.
     """
     deadline, nbytes = time.monotonic() + seconds, 0
-    mapping = weight_map(describe(read_config(checkpoint)))
-    wanted = {tensor for entry in mapping.entries.values() for tensor in entry.tensors(mapping.sizes)}
     with ExitStack() as stack:
-        files = {name: file for name, file in open_files(Path(checkpoint), stack).items() if name in wanted}
+        found = open_files(Path(checkpoint), stack)
+        mapping = as_saved(weight_map(describe(read_config(checkpoint))), found)
+        wanted = {tensor for entry in mapping.entries.values() for tensor in entry.tensors(mapping.sizes)}
+        files = {name: file for name, file in found.items() if name in wanted}
         for name, file in sorted(files.items(), key=lambda item: (item[1].path, item[1].range(item[0]))):
             for start, numbers in _blocks(file, name):
                 if time.monotonic() > deadline:

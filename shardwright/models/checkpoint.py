@@ -18,7 +18,7 @@ from shardwright.ir.types import DType
 from shardwright.ir.weight_source import FileRange
 from shardwright.models import block_scales
 from shardwright.models.safetensors_files import NAMES, TensorFile, number_formats, open_files
-from shardwright.models.weight_map import WeightEntry, WeightMap, extents
+from shardwright.models.weight_map import WeightEntry, WeightMap, as_saved, extents
 from shardwright.models.weights import TensorRange, dims_of
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class CheckpointSource:
         missing or corrupt, tensors missing, superfluous, of another shape or of another kind of numbers.
         """
         self.bytes_read: Counter[str] = Counter()
-        self._mapping = mapping
         self._dtypes = {name: number_formats()[NAMES[dtype]] for name, dtype in dtypes.items()}
         with ExitStack() as stack:
             self._files = open_files(Path(folder), stack)
+            self._mapping = mapping = as_saved(mapping, self._files)
             formats = {name: _STORED.get(dtype.name, FLOATS) for name, dtype in self._dtypes.items()}
             _check(Path(folder), self._files, mapping, formats)
             self._open = stack.pop_all()

@@ -6,8 +6,8 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,6 +108,21 @@ def weight_map(model: Model) -> WeightMap:
         entries,
         (*model.ignored, *tied),
     )
+
+
+def as_saved(mapping: WeightMap, tensors: Collection[str]) -> WeightMap:
+    """The mapping with the names that a checkpoint of these tensors has for its own.
+
+    One that was saved from the model without its head, as GPT-2's are, leaves out the module that all but the head is
+    within: `h.0.ln_1.weight` for `transformer.h.0.ln_1.weight`.
+    """
+    layered = [entry.tensor for entry in mapping.entries.values() if NUMBERED.search(entry.tensor)]
+    base = f"{layered[0].partition('.')[0]}." if layered else ""
+    entries = {name: replace(entry, tensor=entry.tensor.removeprefix(base)) for name, entry in mapping.entries.items()}
+    bare = [entry.tensors(mapping.sizes)[0] for entry in entries.values() if NUMBERED.search(entry.tensor)]
+    if any(tensor.startswith(base) for tensor in tensors) or not any(tensor in tensors for tensor in bare):
+        return mapping
+    return replace(mapping, entries=entries, ignored=tuple(each.removeprefix(base) for each in mapping.ignored))
 
 
 # ---------------------------------------------------------------- the file

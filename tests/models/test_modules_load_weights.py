@@ -11,6 +11,7 @@ import pytest
 from conftest import Outcome
 from loaded_weights import load_weights
 from models.checkpoints import ARCHITECTURES
+from safetensors.numpy import load_file, save_file
 
 from shardwright import compile_program, import_checkpoint, load, opt
 from shardwright.backends.jax.module_files import load_module
@@ -56,6 +57,21 @@ def test_other_formats_and_several_files(stored: str, shard: str, checkpoint: Ca
     module, program = module_of(load(Source("model.shard", made.text)), made.mapping)
     dtypes = {value.name: value.type.dtype for value in program.weights}
     assert_loaded(module, folder, load_weights(folder, made.mapping, dtypes))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_a_checkpoint_of_the_model_without_its_head(name: str, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """GPT-2's own has `h.0.ln_1.weight` where `GPT2LMHeadModel` has `transformer.h.0.ln_1.weight`."""
+    folder = checkpoint(name)
+    made = import_checkpoint(folder, "ws1d", {"x": 2}, batch=4, length=8)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name.partition(".")[2]: array for name, array in tensors.items()}, tmp_path / "model.safetensors")
+    module, program = module_of(load(Source("model.shard", made.text)), made.mapping)
+    dtypes = {value.name: value.type.dtype for value in program.weights}
+    wanted = load_weights(folder, made.mapping, dtypes)
+    assert_loaded(module, tmp_path, wanted)
+    found = load_weights(tmp_path, made.mapping, dtypes)
+    assert all(np.array_equal(found[name], array) for name, array in wanted.items())
 
 
 def test_experts_that_chips_divide(checkpoint: Callable[..., Path]) -> None:
