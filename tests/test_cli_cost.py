@@ -228,6 +228,17 @@ def test_what_lifts_a_model_that_fits_nowhere(
     assert all(part in note for part, note in zip(said, notes, strict=True)), notes
 
 
+def test_what_lifts_a_model_that_is_more_than_all_chips_hold(shardwright: Callable) -> None:
+    """A server takes 8 T4, which was told as 4096 of them."""
+    assert shardwright("fit", "llama-3-70b", "--chip", "t4").err.splitlines()[1:] == [
+        "note: the weights alone are more than 8 such chips hold",
+        "note: take int8 weights",
+    ]
+    assert shardwright("fit", "llama-3.1-405b", "--chip", "t4").err.splitlines()[1:] == [
+        "note: the weights alone are more than 8 such chips hold"
+    ]
+
+
 @pytest.mark.parametrize(("chips", "context"), [(2, 1000), (4, 2048)])
 def test_the_largest_batch_that_fits_is_one_that_axes_may_not_divide(chips: int, context: int) -> None:
     """Under a weight-gathered layout an odd batch may take less memory than the even one before it."""

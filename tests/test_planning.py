@@ -157,6 +157,15 @@ def test_a_model_that_is_too_large(model: str) -> None:
 
 
 @pytest.mark.usefixtures("first_choices")
+def test_a_model_that_is_too_large_for_all_chips() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        plan("llama-3-70b", "t4", 4, 500, 100, seconds=2)
+    assert [note.message for note in caught.value.diagnostics[0].notes] == [
+        "its weights alone take 141 GB, and the most of these chips, 8, have 137 GB: take larger ones"
+    ]
+
+
+@pytest.mark.usefixtures("first_choices")
 def test_weights_that_fit_on_another_mesh_alone(model: str) -> None:
     """48 chips were refused, since 12 rows of 4 divide the weights into 4 parts; 3 rows of 16 divide them into 16."""
     served = plan(model, small(gigabytes=0.0028), 48, 16, 4, batch=1, seconds=2).best

@@ -421,8 +421,13 @@ class _Planner:
         nbytes = weight_bytes(demand.model.model, demand.weights)
         enough = next((n for n in n_chips_of(demand.chip) if n * room > 1.1 * nbytes and n != demand.n_chips), None)
         if nbytes > self._room:
-            if enough is not None:
-                yield f"its weights alone want {enough} of these chips"
+            alone = f"its weights alone take {bytes_text(nbytes)}"
+            most = max(n_chips_of(demand.chip))
+            yield (
+                f"{alone}, and the most of these chips, {most}, have {bytes_text(most * room)}: take larger ones"
+                if enough is None
+                else f"its weights alone want {enough} of these chips"
+            )
         elif memory is not None and memory.weights > room:
             held = f"a chip would hold {bytes_text(memory.weights)} of weights"
             held = f"{held}, since its sizes divide over few chips alone"

@@ -148,15 +148,20 @@ def fitting(
         "does-not-fit",
         f"{model.name} does not fit on any number of {chip.name} that its sizes divide over",
         NOWHERE,
-        *_lifts(chip, weights, batch, priced),
+        *_lifts(model, chip, weights, batch, priced),
     )
 
 
-def _lifts(chip: Chip, weights: Weights, batch: int, priced: Sequence[tuple[MemoryUse, Mesh]]) -> Iterator[str]:
+def _lifts(
+    model: BuiltIn, chip: Chip, weights: Weights, batch: int, priced: Sequence[tuple[MemoryUse, Mesh]]
+) -> Iterator[str]:
     """The parts of the memory where least is lacking, and ways to make it fit."""
     room = chip.memory_bytes
     if not priced:
-        yield f"the weights alone are more than {_MOST_CHIPS} such chips hold"
+        most = max(n_chips_of(chip))
+        yield f"the weights alone are more than {most} such chips hold"
+        if weights == "bf16" and weight_bytes(model.model, "int8") < most * room:
+            yield "take int8 weights"
         return
     memory, mesh = min(priced, key=lambda each: each[0].peak)
     yield (
