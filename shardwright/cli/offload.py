@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardwright.cost.hardware.chips import Machine
     from shardwright.cost.hardware.runtimes import Runtime
     from shardwright.cost.offloading.pricing import PricedPolicy
-    from shardwright.ir.types import DType
+    from shardwright.ir.types import DType, Tier
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -104,7 +104,7 @@ def add_planning(parser: Parser) -> None:
     )
 
 
-_OF_A_PLAN = ("prompt_len", "gen_len", "frontier")
+_OF_A_PLAN = ("prompt_len", "gen_len", "frontier", "runtime")
 _OF_A_RUN = (
     "prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos", "logprobs", "sparse_attention",
 )  # fmt: skip
@@ -305,10 +305,18 @@ def _runtime(args: argparse.Namespace) -> Runtime:
 
 
 def _named(args: argparse.Namespace) -> Machine | None:
-    """The machine of --machine."""
+    """The machine of --machine, with no more of its memories than their caps leave."""
     from shardwright.cost.hardware.chips import load_machine
+    from shardwright.cost.offloading.memory import capacities
+    from shardwright.ir.types import Tier
+    from shardwright.serving.offloading.room import MemoryRoom
 
-    return load_machine(args.machine) if args.machine else None
+    if not args.machine:
+        return None
+    machine = load_machine(args.machine)
+    sizes = {Tier(tier): nbytes for tier, nbytes in capacities(machine).items()}
+    caps = {tier: min(cap, sizes[tier]) for tier, cap in _caps(args).items() if cap is not None and tier in sizes}
+    return MemoryRoom(dict.fromkeys(Tier, 1.0)).of(machine, caps, None, named=True) if caps else machine
 
 
 def _measured(args: argparse.Namespace, dtype: DType) -> Machine:
@@ -318,9 +326,16 @@ def _measured(args: argparse.Namespace, dtype: DType) -> Machine:
     from shardwright.serving.offloading.room import MemoryRoom
     from shardwright.serving.offloading.this_machine import MachineRequest, this_machine
 
-    caps = {Tier(tier): getattr(args, f"{tier}_memory") for tier in ("device", "host", "disk")}
+    caps = _caps(args)
     request = MachineRequest(dtype, args.device, args.spill_dir, args.disk_readers, caps[Tier.DISK])
     return MemoryRoom().of(this_machine(request, tell), caps, args.device, args.spill_dir, named=False)
+
+
+def _caps(args: argparse.Namespace) -> dict[Tier, int | None]:
+    """The most bytes of each memory, None where nothing is said."""
+    from shardwright.ir.types import Tier
+
+    return {tier: getattr(args, f"{tier.value}_memory") for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)}
 
 
 def _dtype(args: argparse.Namespace) -> DType:

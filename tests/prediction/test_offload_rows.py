@@ -440,12 +440,27 @@ def test_unknown_names(shardwright: Callable[..., SimpleNamespace]) -> None:
             ("opt-30b", "--prompts", "in.jsonl", "-o", "out.jsonl", "--prompt-len", "9"),
             "--prompt-len is of a plan (--plan-only); a run is planned for the prompts that it has: leave it out",
         ),
+        (
+            ("opt-30b", "--prompts", "in.jsonl", "-o", "out.jsonl", "--runtime", "flexgen"),
+            "--runtime is of a plan (--plan-only); a run is planned for the prompts that it has: leave it out",
+        ),
     ],
 )
 def test_wrong_usage(shardwright: Callable[..., SimpleNamespace], argv: tuple[str, ...], why: str) -> None:
     got = shardwright("offload", *argv)
     assert got.status == 2
     assert got.err.endswith(f"shardwright offload: error: {why}\n")
+
+
+def test_plans_for_named_machines_keep_to_caps(shardwright: Callable[..., SimpleNamespace]) -> None:
+    """They were made for all that the machine has; more than that is not planned for."""
+    ask = ("offload", "opt-1.3b", "--machine", "t4", "--plan-only", "--prompt-len", 32, "--gen-len", 4, "--json")
+    caps = ("--device-memory", "1500MB", "--host-memory", "1GB", "--disk-memory", "900TB")
+    made = json.loads(shardwright(*ask, *caps).out)
+    assert made["capacity_bytes"] == {"device": 1_500_000_000, "host": 1_000_000_000, "disk": 1_610_612_736_000}
+    assert all(made["peak_bytes"][tier] <= made["capacity_bytes"][tier] for tier in made["capacity_bytes"])
+    got = shardwright(*ask, "--host-memory", "1GB", "--policy", "4,1,0,100,0,100,0,100")
+    assert (got.status, "1.7 GiB more than t4 has" in got.out) == (1, True)
 
 
 def test_too_short_a_time_says_what_is_the_least(shardwright: Callable[..., SimpleNamespace]) -> None:
