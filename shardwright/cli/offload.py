@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from shardwright.cost.hardware.chips import Machine
     from shardwright.cost.hardware.runtimes import Runtime
     from shardwright.cost.offloading.pricing import PricedPolicy
+    from shardwright.cost.offloading.sizes import Sizes
     from shardwright.ir.types import DType, Tier
+
+_PROMPT_LEN, _GEN_LEN = 512, 32
+"""Tokens in and out that a model is planned for where nothing is said."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -52,8 +56,8 @@ def add_planning(parser: Parser) -> None:
         metavar="NAME",
         help="a machine by name, or the path of a machine file (default: this one, measured once in some seconds)",
     )
-    add("--prompt-len", type=positive, metavar="N", default=512, help="tokens of a prompt (default: 512)")
-    add("--gen-len", type=positive, metavar="N", default=32, help="tokens to generate (default: 32)")
+    add("--prompt-len", type=positive, metavar="N", default=_PROMPT_LEN, help="tokens of a prompt (default: 512)")
+    add("--gen-len", type=positive, metavar="N", default=_GEN_LEN, help="tokens to generate (default: 32)")
     add(
         "--policy",
         metavar="GBS,NGB,WG,WC,CG,CC,HG,HC",
@@ -150,6 +154,8 @@ def _plan_options(args: argparse.Namespace) -> str | None:
     if not args.plan_only:
         if args.policy and args.latency is not None:
             return "--policy and --latency cannot be given together"
+        if args.policy and args.machine and not args.timeline:
+            return "--machine is for a policy that is planned, or a --timeline, and --policy gives one: leave it out"
         if args.attention and args.policy and args.policy.endswith(".shard"):
             return f"{args.policy} says where attention is, `o: ... on host = attend(...)`: leave --attention out"
         if args.model.endswith(".shard"):
@@ -231,6 +237,7 @@ def _of_program(args: argparse.Namespace) -> tuple[str, PricedPolicy, str]:
         program = elaborate(module)
         outline = outline_of(program)
         sizes, dtype = sizes_in(module, outline), program.weights[0].type.dtype
+        _check_sizes(args, sizes, dtype)
         machine = named or _measured(args, dtype)
         runtime = measured_on(runtime, machine)
         setting = OffloadSetting(
@@ -243,6 +250,20 @@ def _of_program(args: argparse.Namespace) -> tuple[str, PricedPolicy, str]:
         else:
             plan = planned(setting, outline)
         return source.name, plan, plan_text(plan, source.name, filled(program, outline, plan.policy))
+
+
+def _check_sizes(args: argparse.Namespace, sizes: Sizes, dtype: DType) -> None:
+    """Raises where other sizes are asked for than the program has."""
+    from shardwright.ir.diagnostics import NOWHERE, fault
+
+    for option, given, usual, own in (
+        ("--prompt-len", args.prompt_len, _PROMPT_LEN, sizes.prompt),
+        ("--gen-len", args.gen_len, _GEN_LEN, sizes.generated),
+        ("--dtype", args.dtype, None, str(dtype)),
+    ):
+        if given not in (usual, own):
+            message = f"{option} {given} is asked for, and the program has {own}"
+            raise fault("wrong-program", message, NOWHERE, f"leave {option} out, or give a program made for {given}")
 
 
 def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None, list[PricedPolicy]]:

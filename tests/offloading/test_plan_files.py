@@ -236,12 +236,16 @@ def test_what_a_program_cannot_be_asked_for(shardwright: Callable, tmp_path: Pat
         ((*plan, "--latency", "5"), "--latency is for models"),
         ((*plan, "--gpus", "2"), "--gpus is for models"),
         (("offload", "opt-30b", "--machine", "t4", "--plan-only", "-o", "a.txt"), "end the name in .shard"),
+        (("offload", "a", "--prompts", "b", "-o", "c", "--machine", "t4", "--policy", "d"), "leave it out"),
     ):
         got = shardwright(*arguments)
         assert (got.status, message in got.err) == (2, True), got.err
     got = shardwright(*plan, "--policy", "5,2,100,0,100,0,100,0")
     assert got.status == 1
     assert "the policy 5 x 2, 100, 0, 100, 0, 100, 0 has 10 sequences in a block, and the program 12 rows" in got.err
+    for option, given in (("--prompt-len", "7"), ("--gen-len", "99"), ("--dtype", "f16")):
+        got = shardwright(*plan, option, given)
+        assert (got.status, f"{option} {given} is asked for, and the program has" in got.err) == (1, True), got.err
     file.write_text("mesh x=2\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
     got = shardwright(*plan)
     assert (got.status, "a policy is of one device, and the mesh is x=2" in got.err) == (1, True)
