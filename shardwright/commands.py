@@ -164,13 +164,19 @@ def fit(
     which each may take `expert_capacity` times its even share. Raises a `DiagnosticError` where no number of chips is
     enough."""
     from shardwright.cost.hardware.chips import load_chip
-    from shardwright.ir.settings import require_count
+    from shardwright.ir.settings import require_count, require_word
+    from shardwright.models.layouts import AttentionOver
+    from shardwright.models.token_groups import ExpertsForm
     from shardwright.prediction.fitting import fitting
     from shardwright.prediction.models import model_of, preset_of
+    from shardwright.prediction.programs import Weights
 
     for name, count in (("batch", batch), ("context", context), ("chips", chips)):
         require_count(name, count)
-    _require_words([weights], [attention], experts)
+    for name, word, known in (
+        ("attention", attention, AttentionOver), ("weights", weights, Weights), ("experts", experts, ExpertsForm),
+    ):  # fmt: skip
+        require_word(name, word, get_args(known))
     found = load_chip(chip)
     layout = layout or preset_of(found)
     return fitting(model_of(model), found, layout, attention, weights, batch, context, chips, experts, expert_capacity)
@@ -198,42 +204,28 @@ def sweep(
     nothing has a price."""
     from shardwright.cost.hardware.chips import load_chip
     from shardwright.ir.diagnostics import NOWHERE, fault
-    from shardwright.ir.settings import require_count, require_word
+    from shardwright.ir.settings import require_count, require_some, require_word
+    from shardwright.models.layouts import PRESETS, AttentionOver
+    from shardwright.models.token_groups import ExpertsForm
     from shardwright.pareto.configurations import Sweep
     from shardwright.pareto.sweeping import sweep_points
     from shardwright.prediction.models import model_of
+    from shardwright.prediction.programs import Phase, Weights
 
-    swept = {"batches": batches, "weights": weights, "layouts": layouts, "attention": attention, "phases": phases}
-    for name, given in swept.items():
-        if not given:
-            raise fault("empty-sweep", f"there is nothing to sweep: {name} is empty", NOWHERE, "give one or more")
-    counts = [
-        ("prompt", prompt),
-        ("output", output),
-        ("processes", processes),
-        *(("batches", each) for each in batches),
-    ]
-    for name, count in counts:
+    if not batches:
+        raise fault("bad-setting", "batches is empty, not some numbers from 1 up", NOWHERE)
+    counts = {"prompt": [prompt], "output": [output], "batches": batches, "processes": [processes]}
+    for name, count in ((name, count) for name, each in counts.items() for count in each):
         require_count(name, count)
-    for phase in phases:
-        require_word("phases", phase, ("decode", "prefill"))
-    _require_words(weights, attention, experts)
+    for name, words, known in (
+        ("weights", weights, get_args(Weights)), ("layouts", layouts, PRESETS), ("phases", phases, get_args(Phase)),
+        ("attention", attention, get_args(AttentionOver)),
+    ):  # fmt: skip
+        require_some(name, words, known)
+    require_word("experts", experts, get_args(ExpertsForm))
     found = load_chip(chip)
     asked = Sweep(
         model_of(model), found, found.constants, chips, tuple(batches), tuple(weights), tuple(layouts),
         tuple(attention), tuple(phases), prompt, output, experts=experts, expert_capacity=expert_capacity,
     )  # fmt: skip
     return sweep_points(asked, processes=processes)
-
-
-def _require_words(weights: Sequence[str], attention: Sequence[str], experts: str) -> None:
-    from shardwright.ir.settings import require_word
-    from shardwright.models.layouts import AttentionOver
-    from shardwright.models.token_groups import ExpertsForm
-    from shardwright.prediction.programs import Weights
-
-    for each in weights:
-        require_word("weights", each, get_args(Weights))
-    for each in attention:
-        require_word("attention", each, get_args(AttentionOver))
-    require_word("experts", experts, get_args(ExpertsForm))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Outcome
@@ -84,6 +86,44 @@ def test_options_that_are_counts_are_counts() -> None:
         sw.plan("llama-3-8b", "h100", 0, 8, 8)
     with pytest.raises(sw.DiagnosticError, match="mesh axis y has 0 chips"):
         sw.reshard("B_xE", "BE_x", {"x": 2, "y": 0}, {"B": 4, "E": 8})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ttft": -1.0}, "ttft is -1.0, not 0 or more"),
+        ({"tpot": float("nan")}, "tpot is nan, not 0 or more"),
+        ({"weights": "int4"}, "weights is 'int4', not one of bf16, int8, f8e4m3"),
+        ({"experts": "some"}, "experts is 'some', not one of replicated, routed, all-to-all"),
+    ],
+)
+def test_settings_of_plans_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
+    """Unknown words were priced as some known one, and NaN ended in a traceback."""
+    with pytest.raises(sw.DiagnosticError, match=re.escape(said)):
+        sw.plan("opt-125m", "t4", 1, 8, 8, seconds=1, **settings)
+
+
+@pytest.mark.parametrize("name", ["attention", "weights", "experts"])
+def test_words_of_fit_that_make_no_sense(name: str) -> None:
+    settings: dict[str, Any] = {name: "int4"}
+    with pytest.raises(sw.DiagnosticError, match=rf"{name} is 'int4', not one of .* \[bad-setting\]"):
+        sw.fit("opt-125m", "t4", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batches": ()}, "batches is empty, not some numbers from 1 up"),
+        ({"batches": (1, 0)}, "batches is 0, not 1 or more"),
+        ({"phases": ()}, "phases is empty, not some of prefill, decode"),
+        ({"phases": ("both",)}, "phases is 'both', not one of prefill, decode"),
+        ({"weights": ("int4",)}, "weights is 'int4', not one of bf16, int8, f8e4m3"),
+        ({"attention": ("heads",)}, "attention is 'heads', not one of head, batch, positions"),
+    ],
+)
+def test_settings_of_sweeps_that_make_no_sense(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(sw.DiagnosticError, match=re.escape(said)):
+        sw.sweep("opt-125m", "t4", **{"chips": (1, 1), "batches": (1,), "processes": 1, **settings})
 
 
 def test_fit_and_sweep(shardwright: Callable[..., Outcome]) -> None:

@@ -32,19 +32,7 @@ def test_calibrate_fits_rows() -> None:
 
 
 PROGRAM = Source("t", "dim B=4\nfunc f(x: B) -> B { return tanh(x) }\n")
-SWEPT = dict[str, Any](chips=(1, 1), batches=[1], processes=1)
 NO_WORD: list[tuple[Callable[..., object], tuple[object, ...], dict[str, Any], str]] = [
-    (shardwright.fit, ("llama-3-8b", "h100"), {"attention": "all"}, "attention is 'all', not one of head, batch,"),
-    (shardwright.fit, ("llama-3-8b", "h100"), {"weights": "int4"}, "weights is 'int4', not one of bf16, int8, f8e4m3"),
-    (shardwright.fit, ("llama-3-8b", "h100"), {"experts": "all"}, "experts is 'all', not one of replicated, routed"),
-    (shardwright.plan, ("llama-3-8b", "h100", 1, 8, 8), {"weights": "int4"}, "weights is 'int4', not one of bf16,"),
-    (shardwright.plan, ("llama-3-8b", "h100", 1, 8, 8), {"experts": "all"}, "experts is 'all', not one of"),
-    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "batches": []}, "nothing to sweep: batches is empty"),
-    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "batches": [0]}, "batches is 0, not 1 or more"),
-    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "prompt": 0}, "prompt is 0, not 1 or more"),
-    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "phases": ["both"]}, "phases is 'both', not one of decode"),
-    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "weights": ["int4"]}, "weights is 'int4', not one of bf16"),
-    (shardwright.sweep, ("llama-3-8b", "h100"), {**SWEPT, "attention": ["all"]}, "attention is 'all', not one of"),
     (shardwright.reshard, ("A_x", "A", {"x": 2}, {"A": 4}), {"minimize": "steps"}, "minimize is 'steps', not one of"),
     (shardwright.compile_program, (shardwright.load(PROGRAM),), {"to": "tpu"}, "to is 'tpu', not one of jax, torch"),
 ]

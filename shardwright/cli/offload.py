@@ -336,7 +336,7 @@ def _named(args: argparse.Namespace) -> Machine | None:
         return None
     machine = load_machine(args.machine)
     sizes = {Tier(tier): nbytes for tier, nbytes in capacities(machine).items()}
-    caps = {tier: min(cap, sizes[tier]) for tier, cap in _caps(args).items() if cap is not None and tier in sizes}
+    caps = {tier: int(min(cap, sizes[tier])) for tier, cap in _caps(args).items() if cap is not None and tier in sizes}
     return MemoryRoom(dict.fromkeys(Tier, 1.0)).of(machine, caps, None, named=True) if caps else machine
 
 

@@ -20,7 +20,7 @@ from shardwright.cost.programs.program_cost import Cost
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
-from shardwright.ir.settings import require_count, require_word
+from shardwright.ir.settings import require_count, require_limit, require_word
 from shardwright.ir.text.table import bytes_text, counted
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.choosing import search
@@ -68,6 +68,8 @@ def plan(
     """
     for name, count in (("chips", chips), ("prompt", prompt), ("output", output), ("batch", batch)):
         require_count(name, count)
+    for name, most in (("ttft", ttft), ("tpot", tpot), ("seconds", seconds)):
+        require_limit(name, most)
     require_word("weights", weights, get_args(Weights))
     require_word("experts", experts, get_args(ExpertsForm))
     with located(Source(model, "")):
