@@ -67,9 +67,9 @@ def add_parser(subparsers: Subparsers) -> None:
 def _add_settings(parser: Parser) -> None:
     add = parser.add_argument
     add("--max-new-tokens", type=natural, metavar="N", help="at most so many (default: 64, or what there is room for)")
-    add_sampling(parser)
+    texts = add_sampling(parser)
     add("--samples", type=positive, default=1, metavar="N", help="continuations of each prompt (default: 1)")
-    add(
+    texts.add_argument(
         "--stop-token",
         action="append",
         type=natural,
@@ -150,7 +150,8 @@ def execute(args: argparse.Namespace) -> int:
     "architecture", "mesh", "devices", "virtual", "decode_layout", "prefill_layout", "batch", "prefill_batch", "chunk",
     "cache", "new_tokens", "seconds", "tokens_per_second", "results"}`, `results` being the lines, or with -o
     `resumed`, the texts that were answered before, and `output`, the file's name, in their place; with pages also
-    `page_size` and `pages`. With -o a run goes on where the output ends (`serving.generation.journal`).
+    `page_size` and `pages`, and `refused`, how many prompts are too long, where some are. With -o a run goes on where
+    the output ends (`serving.generation.journal`).
     """
     from shardwright.backends.jax.processes import joined
     from shardwright.cli.interrupts import going_on_from
@@ -167,6 +168,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     import time
     from contextlib import nullcontext
     from functools import partial
+    from itertools import chain
 
     from shardwright.backends.jax.devices import arrange_devices
     from shardwright.backends.jax.session import told_by_first
@@ -178,10 +180,11 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from shardwright.serving.generation.journal import Journal
     from shardwright.serving.generation.loading import load_engine
     from shardwright.serving.generation.memory import exhaustion
-    from shardwright.serving.generation.outputs import completion_keys, in_order, write_line
-    from shardwright.serving.generation.planning import default_new_tokens, make_plan
+    from shardwright.serving.generation.outputs import completion_keys, in_order, texts_of, write_line
+    from shardwright.serving.generation.planning import default_new_tokens, make_plan, prompts_with_room
     from shardwright.serving.generation.programs import numbers_of_scales
     from shardwright.serving.generation.prompts import read_text
+    from shardwright.serving.generation.rooms import told
 
     read = partial(read_program, "-") if args.prompts == "-" else partial(read_text, args.prompts)
     inputs = generation_inputs(
@@ -191,9 +194,14 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
         own_stops=not args.ignore_eos,
         writes_texts=True,
     )
-    config, model, prompts, tokenizer = inputs.config, inputs.model, inputs.prompts, inputs.tokenizer
+    config, model, tokenizer = inputs.config, inputs.model, inputs.tokenizer
     options = _options(args)
     new: int | None = args.max_new_tokens
+    prompts, refused = prompts_with_room(
+        model, inputs.prompts, new, options, args.checkpoint, refuse=args.refuse_too_long
+    )
+    if refused and writes:
+        print(told(refused, len(inputs.prompts)), file=sys.stderr)
     if new is None:
         new = default_new_tokens(model, prompts, options, args.checkpoint)
     settings = settings_of(args, inputs.stop_tokens, new, args.samples)
@@ -202,16 +210,18 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     results: list[dict[str, Any]] = []
     made, seconds = 0, 0.0
     dtype = plan.dtype or checkpoint_dtype(config)
-    texts = [(prompt.index, sample) for prompt in prompts for sample in range(settings.samples)]
+    without_room = {each.prompt.index for each in refused}
+    texts = texts_of(inputs.prompts, settings.samples, without_room)
     kept: str | None = args.output if writes and args.output != "-" else None
     with (
         exhaustion(args.checkpoint),
         explained(args.checkpoint, dtype) if writes else nullcontext(),
         Journal(
             kept,
-            prompts,
-            lambda: _run_settings(args, prompts, settings, dtype, numbers_of_scales(config.keys, plan)),
+            inputs.prompts,
+            lambda: _run_settings(args, inputs.prompts, settings, dtype, numbers_of_scales(config.keys, plan)),
             settings.samples,
+            without_room,
         )
         if kept is not None
         else nullcontext() as journal,
@@ -223,7 +233,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
             print(f"{args.output} answers {len(answered)} of {len(texts)} texts; going on", file=sys.stderr)
         with GenerationProgress(len(left), writes) as progress:
             engine = None
-            if left:
+            if not without_room.issuperset(index for index, _ in left):
                 engine = load_engine(
                     args.checkpoint, config.keys, plan, device_memory=args.device_memory, progress=progress.loaded
                 )
@@ -234,7 +244,8 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
                 progress.close()
             began = time.perf_counter()
             running = () if engine is None else engine.run(prompts, settings, shown or progress.token, answered)
-            for completion in in_order(running, left):
+            errors = (each for each in refused if (each.prompt.index, 0) not in answered)
+            for completion in in_order(chain(errors, running), left):
                 made += len(completion.new_tokens)
                 progress.text()
                 keys = completion_keys(completion, tokenizer, settings.samples)
@@ -252,6 +263,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
             seconds = time.perf_counter() - began
     if args.json and writes:
         run = {"new_tokens": made, "seconds": seconds, "tokens_per_second": made / seconds}
+        run |= {"refused": len(refused)} if refused else {}
         where = {"results": results} if args.output is None else {"resumed": len(answered), "output": args.output}
         print_json({"ok": True, "architecture": model.architecture, **_described(plan), **run, **where})
     return 0

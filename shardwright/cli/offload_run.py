@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shardwright.backends.torch.world import World
     from shardwright.cli.options import Parser
     from shardwright.ir.mesh import Mesh
+    from shardwright.serving.generation.engine import Completion
     from shardwright.serving.generation.journal import Journal
     from shardwright.serving.generation.prompts import Prompt
     from shardwright.serving.generation.run_settings import RunSettings
@@ -83,12 +84,19 @@ class RunRequest:
     """The request of a run: what it is asked to do: all that is known before anything is loaded."""
 
     prompts: list[Prompt]
+    refused: list[Completion]
+    """The errors of those prompts that are too long."""
     tokenizer: Tokenizer | None
     settings: GenerationSettings
     options: RunOptions
     request: OffloadRequest
     stages: int = 1
     """The stages of the pipeline, each a mesh of chips."""
+
+    @property
+    def every(self) -> list[Prompt]:
+        """All prompts of the input, in its order."""
+        return sorted([*self.prompts, *(each.prompt for each in self.refused)], key=lambda prompt: prompt.index)
 
     @property
     def processes(self) -> int:
@@ -108,7 +116,7 @@ class RunRequest:
         return run_settings(
             "offload",
             checkpoint,
-            self.prompts,
+            self.every,
             self.settings,
             dtype=str(request.dtype or checkpoint_dtype(read_config(checkpoint))),
             weights=None if weights is None else f"int{weights.bits} in groups of {weights.group}",
@@ -133,13 +141,12 @@ class RunRequest:
 def execute_run(args: argparse.Namespace) -> int:
     """Continues the prompts that the output does not answer yet, and writes each answer when it is there. With `--json`
     prints what was measured (`serving.offloading.run.Report`) with `policy`, `resumed`, the prompts that were answered
-    before, and `output`; of several processes also `stages`, or over a mesh `processes`, with the layers, the chip, the
-    peaks and the bytes moved and read of each."""
+    before, `refused`, those that are too long, if any, and `output`; of several processes also `stages`, or over a mesh
+    `processes`, with the layers, the chip, the peaks and the bytes moved and read of each."""
     from pathlib import Path
 
     from shardwright.backends.torch.resident import give_back_what_is_freed
     from shardwright.backends.torch.world import in_world, joined
-    from shardwright.serving.generation.journal import Journal
     from shardwright.serving.offloading.launching import run_together
     from shardwright.serving.offloading.program_parts import ProcessPlace
     from shardwright.serving.offloading.programs import Programs
@@ -152,7 +159,7 @@ def execute_run(args: argparse.Namespace) -> int:
     asked = _asked(args)
     if asked.processes == 1:
         return _run_with_room(args, asked)
-    with Journal(args.output, asked.prompts, lambda: asked.answered_with(args.model)):
+    with _journal(args, asked):
         if asked.request.program is not None:
             place = ProcessPlace.of(0, asked.processes, asked.request.mesh)
             Programs(Path(args.model), asked.request, asked.settings, place)
@@ -177,7 +184,7 @@ def _asked(args: argparse.Namespace, world: World | None = None) -> RunRequest:
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.serving.generation.inputs import generation_inputs
     from shardwright.serving.generation.prompts import read_text
-    from shardwright.serving.offloading.buckets import check_lengths
+    from shardwright.serving.generation.rooms import room_of, set_aside, told
     from shardwright.serving.offloading.launching import PLAN, check_count, threads_of
     from shardwright.serving.offloading.program_parts import PipelineStage
 
@@ -190,9 +197,12 @@ def _asked(args: argparse.Namespace, world: World | None = None) -> RunRequest:
         if count > 1 and args.prompts == "-":
             raise fault("bad-setting", "several processes cannot read the prompts from standard input", NOWHERE)
     inputs = generation_inputs(args.model, lambda: read_text(args.prompts), (), own_stops=not args.ignore_eos)
-    model, prompts = inputs.model, inputs.prompts
-    settings = settings_of(args, inputs.stop_tokens, args.max_new_tokens)
-    check_lengths(prompts, settings.max_new_tokens, model.longest)
+    model, new = inputs.model, args.max_new_tokens
+    settings = settings_of(args, inputs.stop_tokens, new)
+    room = room_of(model.longest)
+    prompts, refused = set_aside(inputs.prompts, lambda prompt: room.check(prompt, new), refuse=args.refuse_too_long)
+    if refused and (world is None or (world.writes and PLAN not in os.environ)):
+        print(told(refused, len(inputs.prompts)), file=sys.stderr)
     with located(Source("offload", "")):
         PipelineStage(0, stages).layers(model.layers)
         options = _options(args, mesh)
@@ -205,7 +215,15 @@ def _asked(args: argparse.Namespace, world: World | None = None) -> RunRequest:
                 world.share("policy", made)
             numbers, attention = world.shared("policy", 0).split()
             options = replace(options, policy=numbers, attention=attention)
-        return RunRequest(prompts, inputs.tokenizer, settings, options, options.request(prompts, stages), stages)
+        request = options.request(prompts, stages)
+        return RunRequest(prompts, refused, inputs.tokenizer, settings, options, request, stages)
+
+
+def _journal(args: argparse.Namespace, asked: RunRequest) -> Journal:
+    from shardwright.serving.generation.journal import Journal
+
+    refused = {each.prompt.index for each in asked.refused}
+    return Journal(args.output, asked.every, lambda: asked.answered_with(args.model), refused=refused)
 
 
 def _plan(request: OffloadRequest) -> str:
@@ -249,7 +267,6 @@ def _run(args: argparse.Namespace, asked: RunRequest, world: World | None = None
     from shardwright.cli.output import print_json
     from shardwright.cli.progress import OffloadProgress
     from shardwright.ir.diagnostics import Source, located
-    from shardwright.serving.generation.journal import Journal
     from shardwright.serving.generation.outputs import completion_keys
     from shardwright.serving.offloading.run import OffloadedModel
 
@@ -259,14 +276,15 @@ def _run(args: argparse.Namespace, asked: RunRequest, world: World | None = None
     measured: dict[str, Any] = {}
     recorder = _recorder(args, world)
     recordings: list[Recording] = []
-    opened = nullcontext()
-    if writes:
-        opened = Journal(args.output, asked.prompts, lambda: asked.answered_with(args.model))
-    with opened as journal:
+    with _journal(args, asked) if writes else nullcontext() as journal:
         answered = _answered(journal, world)
         left = [prompt for prompt in asked.prompts if prompt.index not in answered]
         if answered and writes:
-            print(f"{args.output} answers {len(answered)} of {len(asked.prompts)} prompts; going on", file=sys.stderr)
+            print(f"{args.output} answers {len(answered)} of {len(asked.every)} prompts; going on", file=sys.stderr)
+        if journal is not None:
+            for each in asked.refused:
+                if (each.prompt.index, 0) not in journal.answered:
+                    journal.write(completion_keys(each, asked.tokenizer))
         if left:
             with (
                 located(Source(args.model, "")),
@@ -297,6 +315,7 @@ def _run(args: argparse.Namespace, asked: RunRequest, world: World | None = None
                 **measured,
                 "policy": request.policy.as_json(),
                 "resumed": len(answered),
+                **({"refused": len(asked.refused)} if asked.refused else {}),
                 "output": args.output,
             }
         )

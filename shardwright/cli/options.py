@@ -348,19 +348,26 @@ def add_dtype(parser: Parser) -> None:
     )
 
 
-def add_sampling(parser: Parser) -> None:
-    """The options on how tokens are drawn and where a text ends."""
+def add_sampling(parser: Parser) -> Any:
+    """The options on how tokens are drawn, and the group of those on texts: where one ends, what is too long."""
     add = parser.add_argument
     add("--temperature", type=number(0.0), default=0.0, metavar="T", help="0, the default, takes the likeliest token")
     add("--top-k", type=natural, default=0, metavar="K", help="draw among the K likeliest tokens (default: all)")
     add("--top-p", type=number(0.0, 1.0), default=1.0, metavar="P", help="among the likeliest that make up P")
     add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
-    add("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
+    texts = parser.add_argument_group("texts")
+    texts.add_argument("--ignore-eos", action="store_true", help="go on after the checkpoint's end-of-text tokens")
+    texts.add_argument(
+        "--refuse-too-long",
+        action="store_true",
+        help="refuse all prompts where one is too long (default: such a one gets a line with its error)",
+    )
     add(
         "--logprobs",
         action="store_true",
         help="log-probabilities of the prompts' tokens and of the new ones; with --max-new-tokens 0 of the prompts'",
     )
+    return texts
 
 
 def nothing_to_compute(args: argparse.Namespace) -> str | None:

@@ -187,7 +187,7 @@ def test_what_is_refused(checkpoint: Callable[..., Path], tmp_path: Path, shardw
     assert "--max-new-tokens 0 needs --logprobs: there is nothing else to compute" in refused.err
     prompts = make_prompts([[3] * 65], 96, None)
     for settings, code in (
-        (GenerationSettings(0, logprobs=True), "too-long"),
+        (GenerationSettings(0, logprobs=True), "cache-full"),
         (GenerationSettings(1, 1.0, samples=2), "bad-setting"),
     ):
         with pytest.raises(DiagnosticError) as caught:

@@ -26,7 +26,8 @@ IntArray = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Completion:
-    """The completion of a sample of a prompt. `new_tokens` has the stop token that ended it, if one did.
+    """The completion of a sample of a prompt. `new_tokens` has the stop token that ended it, if one did. A prompt for
+    which there is no room has none, but an `error` that says why.
 
     With log-probabilities, `logprobs` has one for each new token, `prompt_logprobs` one for each of the prompt's,
     None for the first, which nothing precedes.
@@ -37,6 +38,7 @@ class Completion:
     new_tokens: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
     prompt_logprobs: tuple[float | None, ...] | None = None
+    error: str | None = None
 
 
 Observe = Callable[[Prompt, int, int], None]

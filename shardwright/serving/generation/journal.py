@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, Span, fault
 from shardwright.ir.whole_files import whole_file
-from shardwright.serving.generation.outputs import json_line
+from shardwright.serving.generation.outputs import json_line, texts_of
 from shardwright.serving.generation.prompts import WRITTEN, Prompt
 from shardwright.serving.generation.run_settings import (
     RunSettings,
@@ -38,11 +38,19 @@ class Journal:
     answers to other prompts or under other settings, OSError with the file's name where it cannot be written.
     """
 
-    def __init__(self, path: str, prompts: Sequence[Prompt], settings: Callable[[], RunSettings], samples: int = 1):
-        """Lines are of so many samples of each prompt. `settings` is called for a regular file alone."""
+    def __init__(
+        self,
+        path: str,
+        prompts: Sequence[Prompt],
+        settings: Callable[[], RunSettings],
+        samples: int = 1,
+        refused: Collection[int] = (),
+    ):
+        """Lines are of so many samples of each prompt, or one with its error where it is `refused`. `settings` is
+        called for a regular file alone."""
         self._path = path
         self._new = not Path(path).exists()
-        self._samples = samples
+        self._samples, self._too_long = samples, refused
         self._prompts = prompts
         self._places: dict[Text, tuple[int, int]] = {}
         """Of each answered text where its line begins and ends."""
@@ -63,8 +71,9 @@ class Journal:
 
     @property
     def texts(self) -> list[Text]:
-        """All that are to be answered, in their order."""
-        return [(prompt.index, sample) for prompt in self._prompts for sample in range(self._samples)]
+        """All that are to be answered, in their order, and what an earlier run has answered of refused prompts."""
+        wanted = texts_of(self._prompts, self._samples, self._too_long)
+        return sorted({*wanted, *self._places})
 
     def _opened(self) -> int:
         """The file, locked: the one that has its name, though another run may just have put a new one there."""
@@ -147,6 +156,9 @@ class Journal:
                 raise self._refused(number, line, message, f"a run goes on where the output ends; {way_out}")
             if text in self._places:
                 raise self._refused(number, line, f"prompt {text[0]} is answered twice")
+            if text[0] not in self._too_long and "error" in (_answer(line) or {}):
+                message = "this prompt was too long, and there is room for it now"
+                raise self._refused(number, line, message, self._way_out)
             self._places[text] = at, at + len(line)
             self._end = at + len(line)
 
@@ -238,4 +250,5 @@ def _answer(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     found = cast("dict[str, Any]", value) if isinstance(value, dict) else None
-    return found if found is not None and isinstance(found.get("new_tokens"), list) else None
+    answers = found is not None and (isinstance(found.get("new_tokens"), list) or isinstance(found.get("error"), str))
+    return found if answers else None

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardwright.serving.generation.engine import Completion
+    from shardwright.serving.generation.prompts import Prompt
     from shardwright.serving.generation.tokenizer import Tokenizer
 
 
 def completion_keys(completion: Completion, tokenizer: Tokenizer | None, samples: int = 1) -> dict[str, Any]:
     """The keys of the prompt's line, then `index`; `sample` where there are several; `new_tokens`; `text` with a
-    tokenizer; `logprobs` and `prompt_logprobs` where they were asked for."""
+    tokenizer; `logprobs` and `prompt_logprobs` where they were asked for. Of a prompt without room `error` alone
+    follows `index`."""
     keys: dict[str, Any] = {**completion.prompt.keys, "index": completion.prompt.index}
+    if completion.error is not None:
+        return keys | {"error": completion.error}
     if samples > 1:
         keys["sample"] = completion.sample
     keys["new_tokens"] = list(completion.new_tokens)
@@ -32,6 +36,11 @@ def completion_keys(completion: Completion, tokenizer: Tokenizer | None, samples
 def _finite(value: float) -> float | None:
     """The number, null in JSON where it is none or infinite."""
     return value if math.isfinite(value) else None
+
+
+def texts_of(prompts: Iterable[Prompt], samples: int, refused: Collection[int] = ()) -> list[tuple[int, int]]:
+    """The indices of prompts with numbers of samples: of one that is `refused` a single one, its error."""
+    return [(each.index, sample) for each in prompts for sample in range(1 if each.index in refused else samples)]
 
 
 def in_order(completions: Iterable[Completion], texts: Iterable[tuple[int, int]]) -> Iterator[Completion]:

@@ -23,9 +23,11 @@ from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import parse_pipeline
 from shardwright.passes.transformations.quantize_weights import QuantizeWeights
+from shardwright.serving.generation.engine import Completion
 from shardwright.serving.generation.page_table import cache_sizes, pool_sizes
 from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file, stages_of
 from shardwright.serving.generation.prompts import Prompt
+from shardwright.serving.generation.rooms import Room, room_of, set_aside
 from shardwright.serving.generation.settings import GenerationSettings
 
 BATCH, CHUNK, NEW_TOKENS = 16, 256, 64
@@ -100,10 +102,9 @@ def _made(
             NOWHERE,
             f"give --cache {model.longest} or less",
         )
-    room = cache or model.longest
-    where, larger = ("the cache has", "--cache") if cache else ("the model has", "")
-    for prompt in prompts:
-        check_room(prompt, settings.max_new_tokens, room, where, larger)
+    for room in _rooms(model, options, given):
+        for prompt in prompts:
+            room.check(prompt, settings.max_new_tokens)
     longest = max(len(prompt.tokens) for prompt in prompts)
     if cache is None:
         cache = longest + max(0, settings.max_new_tokens - 1)
@@ -111,10 +112,6 @@ def _made(
             cache = min(-(-cache // mesh.n_chips) * mesh.n_chips, model.longest)
     texts = len(prompts) * settings.samples
     batch = options.batch or given.batch or _even(min(texts, BATCH), mesh, options)
-    if pages is not None and pages.number is not None:
-        for prompt in prompts:
-            larger = "--pages" if options.pages else ""
-            check_room(prompt, settings.max_new_tokens, pages.number * pages.size, "the pages have", larger, pages.size)
     own = options.prefill_batch
     if own is None and given.mesh is None and settings.samples > 1 and pages is None:
         own = max(1, min(len(prompts), batch // settings.samples))
@@ -146,11 +143,23 @@ def default_new_tokens(
     """How many new tokens there are to be where nothing is said: no more than there is room for. Raises as
     `make_plan` where options do not go together."""
     with located(Source(checkpoint, "")):
-        given = _given(model, options)
-    room = given.cache or model.longest
-    if given.pages is not None and given.pages.number is not None:
-        room = min(room, given.pages.number * given.pages.size)
+        room = min(room.positions for room in _rooms(model, options, _given(model, options)))
     return max(1, min(NEW_TOKENS, room - max(len(prompt.tokens) for prompt in prompts) + 1))
+
+
+def prompts_with_room(
+    model: Model, prompts: Sequence[Prompt], new: int | None, options: PlanOptions, checkpoint: str, *, refuse: bool
+) -> tuple[list[Prompt], list[Completion]]:
+    """The prompts that `make_plan` has room for, with `new` tokens or at least one, and errors of the others, if not
+    all are to be refused for one (`rooms.set_aside`)."""
+    with located(Source(checkpoint, "")):
+        rooms = _rooms(model, options, _given(model, options))
+
+    def check(prompt: Prompt) -> None:
+        for room in rooms:
+            room.check(prompt, 1 if new is None else new)
+
+    return set_aside(prompts, check, refuse=refuse)
 
 
 def read_passes(text: str) -> tuple[Pass, ...]:
@@ -166,27 +175,6 @@ def read_passes(text: str) -> tuple[Pass, ...]:
                     "leave it out",
                 )
         return passes
-
-
-def check_room(prompt: Prompt, new: int, room: int, where: str, larger: str, unit: int = 1) -> None:
-    """Raises where `room` positions are too few for the prompt and `new` tokens, the last of which needs none. The
-    option `larger` gives more of them, `unit` at a time."""
-    length = len(prompt.tokens)
-    has = f"the prompt has {length} token{'s' if length > 1 else ''}"
-    fits = room - length + 1
-    if length > room:
-        raise prompt.fault(
-            "cache-full",
-            f"{has}, and {where} {room} positions",
-            "shorten the prompt" + (f", or give a larger {larger}" if larger else ""),
-        )
-    if new > fits:
-        more = f", or {larger} {-(-(length + new - 1) // unit)}" if larger else ""
-        raise prompt.fault(
-            "cache-full",
-            f"{has} and {new} more are wanted, and {where} {room} positions",
-            f"{fits} new token{'s fit' if fits > 1 else ' fits'}: give --max-new-tokens {fits}{more}",
-        )
 
 
 def _mesh_at_hand(stages: int) -> Mesh:
@@ -222,6 +210,16 @@ def _given(model: Model, options: PlanOptions) -> _Given:
         return replace(found, cache=options.cache or found.cache, pages=Pages.given(options.page_size, options.pages))
     assert found.cache is not None
     return replace(found, cache=options.cache or min(found.cache, model.longest))
+
+
+def _rooms(model: Model, options: PlanOptions, given: _Given) -> list[Room]:
+    """The positions that there are for a text: of the cache or the model, and of all pages."""
+    cache, pages = given.cache, given.pages
+    rooms = [Room(cache, "the cache has", "--cache") if cache else room_of(model.longest)]
+    if pages is not None and pages.number is not None:
+        larger = "--pages" if options.pages else ""
+        rooms.append(Room(pages.number * pages.size, "the pages have", larger, pages.size))
+    return rooms
 
 
 def _of_files(options: PlanOptions) -> _Given:

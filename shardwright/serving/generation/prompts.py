@@ -10,9 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from shardwright.ir.diagnostics import NOWHERE, Diagnostic, DiagnosticError, Source, Span, decoded, fault
+from shardwright.ir.diagnostics import (
+    NOWHERE,
+    Diagnostic,
+    DiagnosticError,
+    Source,
+    Span,
+    decoded,
+    did_you_mean,
+    fault,
+)
 
-WRITTEN = ("index", "sample", "new_tokens", "text", "logprobs", "prompt_logprobs")
+WRITTEN = ("index", "sample", "new_tokens", "text", "logprobs", "prompt_logprobs", "error")
 """The keys that generation writes beside those of a line, which a line may not have."""
 
 _MOST_FAULTS = 10
@@ -117,7 +126,9 @@ def _object(line: str, span: Span) -> dict[str, Any]:
     keys = cast("dict[str, Any]", value)
     for key in WRITTEN:
         if key in keys:
-            raise fault("bad-line", f"the key {key} is one that is written for each prompt", span, "rename it")
+            wanted = key == "text" and not {"prompt", "tokens"} & keys.keys()
+            note = "write prompt for it" if wanted else "rename it"
+            raise fault("bad-line", f"the key {key} is one that is written for each prompt", span, note)
     return keys
 
 
@@ -154,7 +165,9 @@ def _tokens(keys: Mapping[str, Any], span: Span, vocab: int, encode: Encode | No
     if "prompt" in keys:
         return _encoded(keys["prompt"], span, vocab, encode)
     if "tokens" not in keys:
-        raise fault("bad-prompt", "there is neither a prompt nor tokens", span, _EXAMPLE)
+        wrong, right = _misnamed(keys)
+        notes = [f"write {right} for {json.dumps(wrong)}"] if right else []
+        raise fault("bad-prompt", "there is neither a prompt nor tokens", span, *notes, _EXAMPLE)
     listed: object = keys["tokens"]
     if not isinstance(listed, list):
         raise fault("bad-prompt", "tokens is not a list of token ids", span, _EXAMPLE)
@@ -167,6 +180,22 @@ def _tokens(keys: Mapping[str, Any], span: Span, vocab: int, encode: Encode | No
     if not items:
         raise fault("empty-prompt", "the prompt has no tokens", span, "give at least one, such as the first token's id")
     return tuple(cast("list[int]", items))
+
+
+def _misnamed(keys: Mapping[str, Any]) -> tuple[str, str]:
+    """The key that seems to be a prompt or tokens, by its spelling or else its value, and the right one; "" twice where
+    none does."""
+    lists = {key: "tokens" for key, value in keys.items() if isinstance(value, list) and value and _are_ids(value)}
+    texts = {key: "prompt" for key, value in keys.items() if isinstance(value, str)}
+    spelt = {key: right for key in keys if (right := did_you_mean(key.lower(), ("prompt", "tokens"))) is not None}
+    for found in (spelt, lists, texts if len(texts) == 1 else {}):
+        for wrong, right in found.items():
+            return wrong, right
+    return "", ""
+
+
+def _are_ids(values: Sequence[object]) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) for value in values)
 
 
 def _encoded(text: object, span: Span, vocab: int, encode: Encode | None) -> tuple[int, ...]:

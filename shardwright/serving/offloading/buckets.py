@@ -19,18 +19,6 @@ class Bucket:
     length: int
 
 
-def check_lengths(prompts: Sequence[Prompt], new: int, longest: int) -> None:
-    """Raises where a prompt and so many new tokens do not fit into the model's positions; the last token needs none."""
-    for prompt in prompts:
-        if len(prompt.tokens) + max(1, new) > longest + 1:
-            raise prompt.fault(
-                "too-long",
-                f"the prompt has {len(prompt.tokens)} tokens, and with {new} new ones there are more than the {longest}"
-                " positions of the model",
-                "shorten it, or ask for fewer with --max-new-tokens",
-            )
-
-
 def buckets(prompts: Sequence[Prompt], rows: int, longest: int) -> list[Bucket]:
     """Batches of `rows` prompts, the longest prompts first, so that memory that does not suffice is found out at once;
     lengths are rounded up to a multiple, but not beyond `longest`."""

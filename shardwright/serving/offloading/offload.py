@@ -53,8 +53,8 @@ def offload(
     from shardwright.ir.types import DType, Tier
     from shardwright.models.importing import DTYPES
     from shardwright.serving.generation.inputs import generation_inputs
+    from shardwright.serving.generation.rooms import room_of
     from shardwright.serving.generation.settings import GenerationSettings
-    from shardwright.serving.offloading.buckets import check_lengths
     from shardwright.serving.offloading.devices import check_device
     from shardwright.serving.offloading.request import ScheduleName
     from shardwright.serving.offloading.run import OffloadedModel
@@ -72,7 +72,8 @@ def offload(
     inputs = generation_inputs(checkpoint, prompts, stop_tokens or (), own_stops=stop_tokens is None)
     made, stops = inputs.prompts, inputs.stop_tokens
     settings = GenerationSettings(max_new_tokens, temperature, top_k, top_p, seed, stop_tokens=stops, logprobs=logprobs)
-    check_lengths(made, max_new_tokens, inputs.model.longest)
+    for prompt in made:
+        room_of(inputs.model.longest).check(prompt, max_new_tokens)
     options = RunOptions(
         checkpoint, max_new_tokens, policy, machine, schedule,
         None if dtype is None else DType(dtype),

@@ -15,9 +15,9 @@ from shardwright.ir.weight_parts import Runs, SourcePart, runs_of
 from shardwright.serving.generation.bad_logits import explained
 from shardwright.serving.generation.engine import Completion
 from shardwright.serving.generation.prompts import Prompt
+from shardwright.serving.generation.rooms import room_of
 from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.block_run import BlockRun
-from shardwright.serving.offloading.buckets import check_lengths
 from shardwright.serving.offloading.placing import stored_order
 from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace
 from shardwright.serving.offloading.programs import Programs, PromptBlock
@@ -70,7 +70,9 @@ class OffloadedModel:
         self.world = world
         self.place = ALONE if world is None else ProcessPlace.of(world.index, world.count, request.mesh)
         self.programs = Programs(self.folder, request, settings, self.place)
-        check_lengths(prompts, settings.max_new_tokens, self.programs.longest)
+        room = room_of(self.programs.longest)
+        for prompt in prompts:
+            room.check(prompt, settings.max_new_tokens)
         self.blocks = self.programs.blocks(prompts)
         self.report = Report(mixed=any(block.together for block in self.blocks))
         self.drawn_by: dict[int, dict[str, CompiledBlock]] = {}
