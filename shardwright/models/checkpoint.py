@@ -280,6 +280,31 @@ def _check(
             )
     if problems:
         raise _all(folder, "wrong-tensor", problems)
+    _check_tied(folder, files, mapping)
+
+
+_TIED_ROWS = 16
+"""Of embeddings, that are compared with those of what is said to be their copy: another tensor differs everywhere."""
+
+
+def _check_tied(folder: Path, files: Mapping[str, TensorFile], mapping: WeightMap) -> None:
+    """Raises where a tensor that the config ties to the embeddings, and no weight is made of, is none of their copy."""
+    import numpy as np
+
+    embed = mapping.entries["embed"].tensor if "embed" in mapping.entries else ""
+    for tensor in files.keys() & {*mapping.ignored}:
+        shape = files[tensor].shape(tensor)
+        if embed not in files or files[embed].shape(embed) != shape:
+            continue
+        for row in {at * (shape[0] - 1) // (_TIED_ROWS - 1) for at in range(_TIED_ROWS)}:
+            box = (slice(row, row + 1), *(slice(0, n) for n in shape[1:]))
+            one, other = (files[name].read(name, box).astype(np.float32) for name in (tensor, embed))
+            if not np.array_equal(one, other, equal_nan=True):
+                said = (
+                    f"tensor {tensor} in {files[tensor].path.name} is no copy of {embed}, to which the config ties it"
+                )
+                way_out = 'set "tie_word_embeddings" to false in config.json to have it used, or leave it out'
+                raise _all(folder, "untied-tensor", [said], way_out)
 
 
 def _faults_of_scales(tensor: str, files: Mapping[str, TensorFile]) -> Iterator[str]:
