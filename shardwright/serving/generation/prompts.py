@@ -185,7 +185,7 @@ def _tokens(keys: Mapping[str, Any], span: Span, vocab: int, encode: Encode | No
 def _misnamed(keys: Mapping[str, Any]) -> tuple[str, str]:
     """The key that seems to be a prompt or tokens, by its spelling or else its value, and the right one; "" twice where
     none does."""
-    lists = {key: "tokens" for key, value in keys.items() if isinstance(value, list) and value and _are_ids(value)}
+    lists = {key: "tokens" for key, value in keys.items() if _is_list_of_ids(value)}
     texts = {key: "prompt" for key, value in keys.items() if isinstance(value, str)}
     spelt = {key: right for key in keys if (right := did_you_mean(key.lower(), ("prompt", "tokens"))) is not None}
     for found in (spelt, lists, texts if len(texts) == 1 else {}):
@@ -194,8 +194,9 @@ def _misnamed(keys: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def _are_ids(values: Sequence[object]) -> bool:
-    return all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+def _is_list_of_ids(value: object) -> bool:
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return bool(items) and all(isinstance(item, int) and not isinstance(item, bool) for item in items)
 
 
 def _encoded(text: object, span: Span, vocab: int, encode: Encode | None) -> tuple[int, ...]:
