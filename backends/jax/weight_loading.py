@@ -74,8 +74,14 @@ def open_tensors(folder):
     '''The tensors of a folder's safetensors files by name: file, number format, shape, and where the bytes begin.'''
     formats = {'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': jnp.bfloat16}
     formats |= {'I64': np.int64, 'I32': np.int32, 'BOOL': np.bool_}
-    found = {}
-    for path in sorted(pathlib.Path(folder).glob('*.safetensors')):
+    found, folder = {}, pathlib.Path(folder)
+    index, single = folder / 'model.safetensors.index.json', folder / 'model.safetensors'
+    if index.is_file():  # another copy may lie beside the files that it lists
+        listed = json.loads(index.read_text(encoding='utf-8'))['weight_map'].values()
+        paths = [folder / pathlib.Path(name).name for name in sorted(set(listed))]
+    else:
+        paths = [single] if single.is_file() else sorted(folder.glob('*.safetensors'))
+    for path in paths:
         with path.open('rb') as file:
             length = int.from_bytes(file.read(8), 'little')
             if length > path.stat().st_size - 8:
