@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from shardwright.ir.operation import Number
+from shardwright.ir.settings import require_word
 from shardwright.ir.types import DType, Reduction
 
 Array = npt.NDArray[Any]
@@ -47,6 +48,9 @@ class Formats:
     """
 
     precision: Precision
+
+    def __post_init__(self) -> None:
+        require_word("precision", self.precision, get_args(Precision))
 
     def storage(self, dtype: DType) -> np.dtype[Any]:
         """The numpy format that holds values of `dtype` inside the interpreter."""

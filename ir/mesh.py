@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.settings import require_whole
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Mesh(Mapping[str, int]):
     def given(cls, sizes: Mapping[str, int]) -> Mesh:
         """The mesh of sizes that a user gave. Raises a `DiagnosticError` where an axis has no chips."""
         for axis, size in sizes.items():
+            require_whole(f"the size of mesh axis {axis}", size)
             if size < 1:
                 raise fault("bad-size", f"mesh axis {axis} has {size} chips", NOWHERE, "it has at least 1")
         return cls(tuple(sizes.items()))

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 
 
-def require_count(name: str, value: int | None) -> None:
-    """Raises a `DiagnosticError` where a setting that takes a whole number from 1 up, or None, has another."""
-    if value is not None and value < 1:
-        raise fault("bad-setting", f"{name} is {value}, not 1 or more", NOWHERE)
+def require_whole(name: str, value: object) -> None:
+    """Raises a `DiagnosticError` where a setting that takes whole numbers, or None, has something else."""
+    try:
+        if value is not None:
+            operator.index(cast("Any", value))
+    except TypeError:
+        raise fault("bad-setting", f"{name} is {value!r}, not a whole number", NOWHERE) from None
+
+
+def require_count(name: str, value: int | None, least: int = 1) -> None:
+    """Raises a `DiagnosticError` where a setting that takes whole numbers from `least` up, or None, has another."""
+    require_whole(name, value)
+    if value is not None and value < least:
+        raise fault("bad-setting", f"{name} is {value}, not {least} or more", NOWHERE)
 
 
 def require_word(name: str, value: str | None, words: Iterable[str]) -> None:

@@ -35,6 +35,15 @@ PROGRAM = Source("t", "dim B=4\nfunc f(x: B) -> B { return tanh(x) }\n")
 NO_WORD: list[tuple[Callable[..., object], tuple[object, ...], dict[str, Any], str]] = [
     (shardwright.reshard, ("A_x", "A", {"x": 2}, {"A": 4}), {"minimize": "steps"}, "minimize is 'steps', not one of"),
     (shardwright.compile_program, (shardwright.load(PROGRAM),), {"to": "tpu"}, "to is 'tpu', not one of jax, torch"),
+    (shardwright.load, (PROGRAM,), {"dims": {"B": "4"}}, "the size of B is '4', not a whole number"),
+    (shardwright.reshard, ("A_x", "A", {"x": 2.0}, {"A": 4}), {}, "the size of mesh axis x is 2.0, not a whole number"),
+    (
+        shardwright.evaluate,
+        (shardwright.load(PROGRAM), "f", [[1.0] * 4]),
+        {"precision": "f64"},
+        "precision is 'f64', not",
+    ),
+    (shardwright.plan, ("llama-3-8b", "h100", 1, 10.5, 8), {}, "prompt is 10.5, not a whole number"),
 ]
 
 

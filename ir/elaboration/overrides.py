@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.ir.diagnostics import NOWHERE, fault, nearest
+from shardwright.ir.settings import require_whole
 from shardwright.ir.text import syntax
 
 
@@ -15,6 +16,8 @@ def check_overrides(module: syntax.Module, mesh: Mapping[str, int], dims: Mappin
     """
     if not mesh and not dims:
         return
+    for name, size in (*mesh.items(), *dims.items()):
+        require_whole(f"the size of {name}", size)
     nodes = list(syntax.nodes(module))
     axes = [axis.name for node in nodes if isinstance(node, syntax.MeshItem) for axis in node.axes]
     declared = [dim.name for node in nodes if isinstance(node, syntax.DimItem) for dim in node.dims]

@@ -154,6 +154,8 @@ def test_a_cache_that_is_full_is_foreseen(options: dict[str, Any], new: int, sai
         ({"top_k": -1}, "top_k is -1, not 0 or more"),
         ({"top_p": 0.0}, "top_p is 0.0, not above 0 and at most 1"),
         ({"seed": -1}, "seed is -1, not 0 or more"),
+        ({"seed": "a"}, "seed is 'a', not a whole number"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5, not a whole number"),
         ({"samples": 0}, "samples is 0, not 1 or more"),
         ({"samples": 2}, "samples is 2, and all are the same at temperature 0"),
         ({"samples": 2, "max_new_tokens": 0, "logprobs": True}, "samples is 2, and no token is to be drawn"),

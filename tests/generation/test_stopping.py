@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from shardwright.ir.diagnostics import DiagnosticError
@@ -16,3 +18,5 @@ def test_stop_tokens_are_tokens_of_the_model() -> None:
         assert str(caught.value.render()).startswith(
             f"stop token: error: {token} is no token of the model, which has 0 to 95 [bad-stop-token]\n"
         )
+    with pytest.raises(DiagnosticError, match="a stop token is 'a', not a whole number"):
+        asked_for(cast("list[int]", ["a", 3]), 96)

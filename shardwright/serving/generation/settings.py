@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shardwright.ir.diagnostics import NOWHERE, fault
+from shardwright.ir.settings import require_count
 
 
 @dataclass(frozen=True)
@@ -29,22 +30,21 @@ class GenerationSettings:
     logprobs: bool = False
 
     def __post_init__(self) -> None:
-        least = 0 if self.logprobs else 1
+        require_count("max_new_tokens", self.max_new_tokens, 0 if self.logprobs else 1)
+        require_count("top_k", self.top_k, 0)
+        require_count("samples", self.samples)
+        require_count("seed", self.seed, 0)
         problems = [
-            (self.max_new_tokens < least, f"max_new_tokens is {self.max_new_tokens}, not {least} or more"),
             (
                 not (math.isfinite(self.temperature) and self.temperature >= 0),
                 f"temperature is {self.temperature}, not 0 or more",
             ),
-            (self.top_k < 0, f"top_k is {self.top_k}, not 0 or more"),
             (not 0 < self.top_p <= 1, f"top_p is {self.top_p}, not above 0 and at most 1"),
-            (self.samples < 1, f"samples is {self.samples}, not 1 or more"),
             (self.samples > 1 and not self.max_new_tokens, f"samples is {self.samples}, and no token is to be drawn"),
             (
                 self.samples > 1 and not self.temperature,
                 f"samples is {self.samples}, and all are the same at temperature 0",
             ),
-            (self.seed < 0, f"seed is {self.seed}, not 0 or more"),
         ]
         for wrong, message in problems:
             if wrong:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
 from shardwright.ir.json_texts import json_of, shown
+from shardwright.ir.settings import require_whole
 
 FILE = "generation_config.json"
 
@@ -30,6 +31,8 @@ def stop_tokens(folder: str | Path, config: Mapping[str, Any]) -> frozenset[int]
 def asked_for(tokens: Iterable[int], vocab: int) -> frozenset[int]:
     """Stop tokens that a user gives. Raises where the model has no such token, since no text would end there."""
     given = frozenset(tokens)
+    for token in given:
+        require_whole("a stop token", token)
     for token in sorted(given):
         if not 0 <= token < vocab:
             with located(Source("stop token", "")):
