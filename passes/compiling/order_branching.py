@@ -97,7 +97,11 @@ def in_cheaper_orders(placed: Program, orders: Orders, total: Callable[[Program]
         axes = used.get((dim.name, None), ())
         open_ = axes and dim.order is None and dim.name in orders and dim.name not in left
         ways = orders_from(dim, orders[dim.name], mesh) if open_ else tuple[Order, ...]()
-        dims.append(replace(dim, order=tuple(a for a in ways[0] if a in axes)) if len(ways) == 1 else dim)
+        if len(ways) != 1:
+            dims.append(dim)
+            continue
+        alone = (axis for axis in axes if mesh[axis] == 1)  # which no way of beginning tells apart
+        dims.append(replace(dim, order=(*(digit for digit in ways[0] if digit in axes), *alone)))
     ordered = replace(placed, dims=tuple(dims))
     if ordered == placed:
         return placed

@@ -254,3 +254,11 @@ def test_no_pinned_orders_are_better_than_the_answer(text: str, objective: str) 
         pinned, *_ = compiled(text.format(B=orders[0], E=orders[1]), objective)
         assert bound * (1 - 1e-9) <= pinned
         assert total <= pinned * (1 + ENOUGH)
+
+
+@pytest.mark.parametrize("objective", ["bytes", "time"])
+def test_axes_of_one_chip_are_digits_of_the_orders_that_are_kept(objective: str) -> None:
+    text = JOINT[1].replace("y=2\n", "y=2 w=1\n").replace("x: B_xE_y", "x: B_xwE_y").replace("(B_yE_x", "(B_ywE_x")
+    total, *_ = compiled(text.format(B="", E=""), objective)
+    pinned = [("order x y w", "order x y"), ("order x w y", "order y x"), ("order w y x", "order x y")]
+    assert total <= min(compiled(text.format(B=b, E=e), objective)[0] for b, e in pinned) * (1 + ENOUGH)
