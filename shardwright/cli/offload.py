@@ -56,8 +56,8 @@ def add_planning(parser: Parser) -> None:
         metavar="NAME",
         help="a machine by name, or the path of a machine file (default: this one, measured once in some seconds)",
     )
-    add("--prompt-len", type=positive, metavar="N", default=_PROMPT_LEN, help="tokens of a prompt (default: 512)")
-    add("--gen-len", type=positive, metavar="N", default=_GEN_LEN, help="tokens to generate (default: 32)")
+    add("--prompt-len", type=positive, metavar="N", help="tokens of a prompt (default: 512)")
+    add("--gen-len", type=positive, metavar="N", help="tokens to generate (default: 32)")
     add(
         "--policy",
         metavar="GBS,NGB,WG,WC,CG,CC,HG,HC",
@@ -111,6 +111,7 @@ def add_planning(parser: Parser) -> None:
 _OF_A_PLAN = ("prompt_len", "gen_len", "frontier", "runtime")
 _OF_A_RUN = (
     "prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos", "logprobs", "sparse_attention",
+    "refuse_too_long",
 )  # fmt: skip
 
 
@@ -256,12 +257,12 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes, dtype: DType) -> None:
     """Raises where other sizes are asked for than the program has."""
     from shardwright.ir.diagnostics import NOWHERE, fault
 
-    for option, given, usual, own in (
-        ("--prompt-len", args.prompt_len, _PROMPT_LEN, sizes.prompt),
-        ("--gen-len", args.gen_len, _GEN_LEN, sizes.generated),
-        ("--dtype", args.dtype, None, str(dtype)),
+    for option, given, own in (
+        ("--prompt-len", args.prompt_len, sizes.prompt),
+        ("--gen-len", args.gen_len, sizes.generated),
+        ("--dtype", args.dtype, str(dtype)),
     ):
-        if given not in (usual, own):
+        if given not in (None, own):
             message = f"{option} {given} is asked for, and the program has {own}"
             raise fault("wrong-program", message, NOWHERE, f"leave {option} out, or give a program made for {given}")
 
@@ -274,6 +275,7 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
     from shardwright.prediction.offloading import best_plan, best_priced, frontier, setting_of
     from shardwright.serving.offloading.policy_files import read_policies
 
+    prompt, generated = args.prompt_len or _PROMPT_LEN, args.gen_len or _GEN_LEN
     with located(Source("offload", "")):
         runtime, named = _runtime(args), _named(args)
         policies = read_policies(args.policy, args.attention) if args.policy is not None else None
@@ -281,7 +283,7 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
         dtype = _dtype(args)
         machine = named or _measured(args, dtype)
         setting = setting_of(
-            model.model, machine, runtime, args.prompt_len, args.gen_len,
+            model.model, machine, runtime, prompt, generated,
             page_cache=not args.no_page_cache, devices=args.gpus, dtype=dtype,
             attention=args.attention, **_over_mesh(args),
         )  # fmt: skip
@@ -299,8 +301,7 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
         from shardwright.cli.output import write_output
         from shardwright.reproduction.frontier_plot import frontier_picture
 
-        said = f"{args.prompt_len} tokens in and {args.gen_len} out"
-        title = f"{model.name} on {machine.name}, {said}, runtime {runtime.name}"
+        title = f"{model.name} on {machine.name}, {prompt} tokens in and {generated} out, runtime {runtime.name}"
         write_output(args.frontier, frontier_picture(plans, title, args.frontier.rpartition(".")[2].lower()))
     return model.name, plan, most, plans
 

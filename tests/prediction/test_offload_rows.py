@@ -429,6 +429,10 @@ def test_unknown_names(shardwright: Callable[..., SimpleNamespace]) -> None:
         ),
         (("opt-30b", "--plan-only", "--machine", "t4", "--latency", "0"), "--latency takes more than 0 seconds"),
         (
+            ("opt-30b", "--plan-only", "--machine", "t4", "--refuse-too-long"),
+            "--refuse-too-long is of a run, and changes no plan: leave it out",
+        ),
+        (
             ("opt-30b", "--plan-only", "--machine", "t4", "--sparse-attention", "0.1"),
             "--sparse-attention is of a run, and changes no plan: leave it out",
         ),
