@@ -57,7 +57,7 @@ def test_chips_of_which_there_is_no_slice(shardwright: Callable) -> None:
 
 @pytest.mark.parametrize("command", ["check", "cost", "search", "fit"])
 def test_a_chip_without_a_name(shardwright: Callable, file: Path, command: str) -> None:
-    """As of a variable of the shell that is not set, which is no wish for the reference chip."""
+    """An empty name comes of a variable of the shell that is not set, and is no wish for the reference chip."""
     got = shardwright(command, str(file), "--chip", "")
     assert (got.status, got.err) == (2, f"shardwright {command}: error: argument --chip: '' names no chip\n")
 

@@ -123,7 +123,7 @@ func f(x: f32 {x}, w: f32 {w}, i: int32 {i}) -> f32 {result} {{
 def test_rows_that_each_chip_sorts_by_expert_are_not_accused(
     x: str, w: str, i: str, result: str, rows: int, shardwright: Run, tmp_path: Path
 ) -> None:
-    """What a chip counts and looks up of its own sorted rows are no addends of anything."""
+    """Counts and rows that a chip takes of its own sorted rows are no addends of anything."""
     program = tmp_path / "grouped.shard"
     program.write_text(GROUPED.format(x=x, w=w, i=i, result=result, rows=rows))
     told = shardwright("explain", str(program), "--json")

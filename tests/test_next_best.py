@@ -108,7 +108,7 @@ def test_next_best_agrees_on_digits(width: int) -> None:
 
 
 def test_differences_of_small_programs_are_told() -> None:
-    """What takes 2 ns is not as fast where it takes 2.5; of a millisecond a nanosecond is none."""
+    """A program of 2 ns is not as fast in 2.5; of a millisecond a nanosecond is no difference."""
     small, large = (TimeProof("reference", seconds, seconds, 0) for seconds in (2e-9, 1e-3))
     assert replace(small, time_s=2.5e-9).beyond(small) == "0.5 ns more"
     assert replace(small, time_s=2.001e-9).beyond(small) == "as fast, in more steps or more memory"

@@ -284,7 +284,7 @@ def _check(
 
 
 _TIED_ROWS = 16
-"""Of embeddings, that are compared with those of what is said to be their copy: another tensor differs everywhere."""
+"""Rows of the embeddings that are compared with those of their copy: another tensor differs everywhere."""
 
 
 def _check_tied(folder: Path, files: Mapping[str, TensorFile], mapping: WeightMap) -> None:

@@ -327,7 +327,7 @@ class _NextBest:
 
 
 def _unbarred(only: LayoutSolution, options: PlacementOptions) -> LayoutSolution:
-    """These layouts alone. Raises where they are not wanted, since the digits of some do not agree."""
+    """The layouts that are given. Raises where some of them are barred, since their digits do not agree."""
     if options.barred_reshapes:
         raise fault("no-placement", "no other layouts are looked at", NOWHERE)
     return only

@@ -247,7 +247,7 @@ func f(x: B_xE_y) -> (B_yE_x, BE_xy, B_xyE, f32 B) {{
 @pytest.mark.parametrize("objective", ["bytes", "time"])
 @pytest.mark.parametrize("text", JOINT)
 def test_no_pinned_orders_are_better_than_the_answer(text: str, objective: str) -> None:
-    """What is strided along two dimensions moves once for both, which orders chosen one by one do not see: by
+    """A value strided along two dimensions moves once for both, which orders chosen one by one do not see: by
     time the second program received 42 bytes for 38."""
     total, bound, *_ = compiled(text.format(B="", E=""), objective)
     for orders in itertools.product(("order x y", "order y x"), repeat=2):
