@@ -12,16 +12,14 @@ from shardwright.cli.options import (
     add_json,
     add_output,
     add_pages,
-    add_sampling,
     add_sizes,
     natural,
-    nothing_to_compute,
     place_of,
     positive,
-    settings_of,
     size_in_bytes,
 )
 from shardwright.cli.processes import add_processes, processes_from
+from shardwright.cli.sampling import add_sampling, nothing_to_compute, settings_of
 
 if TYPE_CHECKING:
     import argparse
@@ -184,7 +182,7 @@ def _generate(args: argparse.Namespace, *, writes: bool) -> int:
     from shardwright.serving.generation.planning import default_new_tokens, make_plan, prompts_with_room
     from shardwright.serving.generation.programs import numbers_of_scales
     from shardwright.serving.generation.prompts import read_text
-    from shardwright.serving.generation.rooms import told
+    from shardwright.serving.generation.too_long_prompts import told
 
     read = partial(read_program, "-") if args.prompts == "-" else partial(read_text, args.prompts)
     inputs = generation_inputs(

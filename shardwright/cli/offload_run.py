@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 from shardwright.cli.options import (
     add_dtype,
     add_output,
-    add_sampling,
     natural,
-    nothing_to_compute,
     number,
     positive,
-    settings_of,
     size_in_bytes,
 )
 from shardwright.cli.processes import add_silence
+from shardwright.cli.sampling import add_sampling, nothing_to_compute, settings_of
 
 if TYPE_CHECKING:
     import argparse
@@ -184,7 +182,7 @@ def _asked(args: argparse.Namespace, world: World | None = None) -> RunRequest:
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.serving.generation.inputs import generation_inputs
     from shardwright.serving.generation.prompts import read_text
-    from shardwright.serving.generation.rooms import room_of, set_aside, told
+    from shardwright.serving.generation.too_long_prompts import room_of, set_aside, told
     from shardwright.serving.offloading.launching import PLAN, check_count, threads_of
     from shardwright.serving.offloading.program_parts import PipelineStage
 

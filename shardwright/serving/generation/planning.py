@@ -27,8 +27,8 @@ from shardwright.serving.generation.engine import Completion
 from shardwright.serving.generation.page_table import cache_sizes, pool_sizes
 from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file, stages_of
 from shardwright.serving.generation.prompts import Prompt
-from shardwright.serving.generation.rooms import Room, room_of, set_aside
 from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.generation.too_long_prompts import Room, room_of, set_aside
 
 BATCH, CHUNK, NEW_TOKENS = 16, 256, 64
 """Rows of decode, tokens of a chunk, and new tokens of a text, at most, where nothing is said."""
@@ -151,7 +151,7 @@ def prompts_with_room(
     model: Model, prompts: Sequence[Prompt], new: int | None, options: PlanOptions, checkpoint: str, *, refuse: bool
 ) -> tuple[list[Prompt], list[Completion]]:
     """The prompts that `make_plan` has room for, with `new` tokens or at least one, and errors of the others, if not
-    all are to be refused for one (`rooms.set_aside`)."""
+    all are to be refused for one (`too_long_prompts.set_aside`)."""
     with located(Source(checkpoint, "")):
         rooms = _rooms(model, options, _given(model, options))
 

@@ -53,8 +53,8 @@ def offload(
     from shardwright.ir.types import DType, Tier
     from shardwright.models.importing import DTYPES
     from shardwright.serving.generation.inputs import generation_inputs
-    from shardwright.serving.generation.rooms import room_of
     from shardwright.serving.generation.settings import GenerationSettings
+    from shardwright.serving.generation.too_long_prompts import room_of
     from shardwright.serving.offloading.devices import check_device
     from shardwright.serving.offloading.request import ScheduleName
     from shardwright.serving.offloading.run import OffloadedModel

@@ -15,8 +15,8 @@ from shardwright.ir.weight_parts import Runs, SourcePart, runs_of
 from shardwright.serving.generation.bad_logits import explained
 from shardwright.serving.generation.engine import Completion
 from shardwright.serving.generation.prompts import Prompt
-from shardwright.serving.generation.rooms import room_of
 from shardwright.serving.generation.settings import GenerationSettings
+from shardwright.serving.generation.too_long_prompts import room_of
 from shardwright.serving.offloading.block_run import BlockRun
 from shardwright.serving.offloading.placing import stored_order
 from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace
