@@ -100,7 +100,9 @@ def _measurement(row: OffloadRow) -> Measurement:
     if plan is None:
         raise ValueError(f"{row.name} does not fit")
     seconds = row.value if row.unit == "s" else row.policy.block * row.generated / row.value
-    return Measurement(setting.sizes, plan.policy, setting.machine, seconds, row.page_cache, row.overlapped, row.phase)
+    return Measurement(
+        setting.stage_of(plan.policy), plan.policy, setting.machine, seconds, row.page_cache, row.overlapped, row.phase
+    )
 
 
 def main() -> None:

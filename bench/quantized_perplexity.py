@@ -5,7 +5,7 @@
 A language with a known entropy: tokens follow each other by a fixed chain; some of them are keys, which are followed by
 a value that each text chooses for itself, so that the second time it can only be known by looking back. A Llama is
 trained on it, saved, and run by the offloading runtime, which is given the texts token by token: with everything in
-f32, with weights in 8 bits, with weights, cache or both in 4 bits (groups of 64), and with decode looking at a tenth of
+f32, with weights in 8 bits, with weights, cache or both in 4 bits, and with decode looking at a tenth of
 the cached positions; and by the programs that `generate` runs, with the cache or weights and products in 8 bits.
 """
 
@@ -29,8 +29,7 @@ from quantized_logits import loaded
 
 from shardwright.backends.number_formats import numpy_dtype
 from shardwright.backends.simulation.reference import evaluate
-from shardwright.cost.offloading.group_quantization import INT4, INT8, GroupQuantization
-from shardwright.cost.offloading.policy import parse_policy
+from shardwright.cost.offloading.policy import Formats, parse_policy
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.types import DType
 from shardwright.models.config import read_config
@@ -157,7 +156,8 @@ def run(folder: Path, texts: np.ndarray, prompt: int, kind: Kind) -> np.ndarray:
     """Logits [texts, tokens, V] of the offloaded model before each token from `prompt` on."""
     if kind.program is not None:
         return generated(folder, texts, prompt, *kind.program)
-    policy = replace(parse_policy(POLICY), quantized_weights=kind.weights, quantized_cache=kind.cache)
+    weights, cache = kind.formats
+    policy = replace(parse_policy(POLICY), weight_format=weights, cache_format=cache)
     request = OffloadRequest(policy, dtype=DType.F32, sparse=kind.sparse)
     prompts = make_prompts(texts[:, :prompt].tolist(), VOCAB, None)
     model = Forced(folder, request, prompts, GenerationSettings(max_new_tokens=texts.shape[1] - prompt))
@@ -190,23 +190,22 @@ def generated(
 
 @dataclass(frozen=True)
 class Kind:
-    """A row: how a run of the offloading runtime is quantized, or the formats of weights and cache of a `program`."""
+    """A row: the formats of weights and cache of a run of the offloading runtime, or of a `program`."""
 
     name: str
-    weights: GroupQuantization | None = None
-    cache: GroupQuantization | None = None
+    formats: Formats = (None, None)
     sparse: float = 1.0
     program: tuple[str, CacheFormat | None] | None = None
 
 
 KINDS = (
     Kind("f32"),
-    Kind("weights in 8 bits", weights=INT8),
-    Kind("weights in 4 bits", weights=INT4),
-    Kind("cache in 4 bits", cache=INT4),
-    Kind("both in 4 bits", weights=INT4, cache=INT4),
+    Kind("weights in 8 bits", formats=("int8", None)),
+    Kind("weights in 4 bits", formats=("int4", None)),
+    Kind("cache in 4 bits", formats=(None, "int4")),
+    Kind("both in 4 bits", formats=("int4", "int4")),
     Kind("a tenth of the positions", sparse=0.1),
-    Kind("both in 4 bits, a tenth", weights=INT4, cache=INT4, sparse=0.1),
+    Kind("both in 4 bits, a tenth", formats=("int4", "int4"), sparse=0.1),
     Kind("generate: cache in int8", program=("bf16", "int8")),
     Kind("generate: cache in f8e4m3", program=("bf16", "f8e4m3")),
     Kind("generate: weights in int8", program=("int8", None)),

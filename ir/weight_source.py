@@ -121,6 +121,11 @@ class DerivedSource(ABC):
     def read(self, name: str, index: Index) -> npt.NDArray[Any]:
         return self.make(name, index) if name in self._made else self._of_source(name).read(name, index)
 
+    def file_ranges(self, name: str, index: Index) -> list[FileRange] | None:
+        """The place in files of the box of an array that is the other source's own."""
+        source = self.source
+        return None if name in self._made or not isinstance(source, FileSource) else source.file_ranges(name, index)
+
     def _of_source(self, name: str) -> WeightSource:
         if name not in self._kept:
             raise KeyError(name)

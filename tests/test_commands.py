@@ -61,7 +61,7 @@ def test_import_checkpoint(shardwright: Callable[..., Outcome], tmp_path: Path) 
         ({"dtype": "f64"}, "dtype is 'f64', not one of f32, bf16, f16"),
         ({"attention": "heads"}, "attention is 'heads', not one of head, batch, positions"),
         ({"phase": "score", "cache": 32}, "phase is 'score', not one of prefill, decode"),
-        ({"cache_format": "int4", "cache": 32}, "cache_format is 'int4', not one of int8, f8e4m3"),
+        ({"cache_format": "int2", "cache": 32}, "cache_format is 'int2', not one of int8, int4, f8e4m3"),
         ({"experts": "all"}, "experts is 'all', not one of replicated, routed, all-to-all"),
         ({"prefill_layout": "wg-x"}, "prefill_layout is of programs with a cache"),
     ):

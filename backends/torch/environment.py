@@ -42,7 +42,7 @@ class Environment(Unrolling):
         self, program: Program, func: Func, tiers: Tiers, homes: Mapping[str, Home], buffers: Buffers,
         watched: Set[str] = frozenset(),
     ) -> None:  # fmt: skip
-        kept = {name: home.coding.element_bytes for name, home in homes.items() if home.coding.quantized is not None}
+        kept = {name: home.coding.element_bytes for name, home in homes.items() if home.coding.packs}
         super().__init__(program, func, tiers.at_hand, watched, kept)
         self.tiers = tiers
         self.homes = homes

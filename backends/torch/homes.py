@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shardwright.backends.torch.quantization import RowCoding
+from shardwright.backends.torch.row_coding import RowCoding
 from shardwright.backends.torch.row_updates import Positions, put_rows
-from shardwright.backends.torch.tensors import held_as
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.ir.memory_shares import TierRows, rows_of
 from shardwright.ir.ops import Update
 from shardwright.ir.program import Loop, Program, Value
@@ -38,7 +36,8 @@ _ALL = slice(None)
 @dataclass(frozen=True)
 class SliceLayout:
     """How slices of a value lie: `lead` are the dimensions by which it is sliced, `rows` those whose indices together
-    number the rows, `middle` and `coded` what a row has, of which `coded` are quantized together where something is."""
+    number the rows, `middle` and `coded` what a row has, of which `coded` are packed together where numbers are of 4
+    bits."""
 
     lead: tuple[str, ...]
     rows: tuple[str, ...]
@@ -60,7 +59,6 @@ class Home:
         tiers: Tiers,
         value: Value,
         layout: SliceLayout,
-        quantized: GroupQuantization | None = None,
         grows: bool = False,
     ) -> None:
         self.tiers = tiers
@@ -72,7 +70,7 @@ class Home:
         self.lead = tuple(self.sizes[name] for name in layout.lead)
         self.n_rows = math.prod(self.sizes[name] for name in layout.rows)
         self.middle = tuple(self.sizes[name] for name in layout.middle)
-        self.coding = RowCoding(math.prod(self.sizes[n] for n in layout.coded), held_as(value.shape.dtype), quantized)
+        self.coding = RowCoding(math.prod(self.sizes[n] for n in layout.coded), value.shape.dtype)
         self.rows = rows_of(value.type.placement or ON_DEVICE, self.n_rows)
         self.pieces = joined(self.rows, tiers.at_hand)
         self.grows = grows
@@ -180,14 +178,14 @@ class Home:
         found = self.views.get((Tier.DEVICE, _key(part)))
         if found is not None:
             return found
-        there = not self.brought(part) and self.coding.quantized is None
+        there = not self.brought(part) and not self.coding.packs
         return self._view(part, Tier.DEVICE) if there else None
 
     def view_on_host(self, part: Part) -> Tensor | None:
         """A part where it lies on the host, None where the host cannot compute with it so."""
         tiers = {rows.tier for rows in self.pieces if rows.count}
         there = tiers == {Tier.HOST} or (tiers == {Tier.DEVICE} and self.tiers.in_place)
-        return self._view(part, *tiers) if there and self.coding.quantized is None else None
+        return self._view(part, *tiers) if there and not self.coding.packs else None
 
     def _view(self, part: Part, tier: Tier) -> Tensor | None:
         key = tier, _key(part)
@@ -384,9 +382,7 @@ def _within(rows: TierRows, taken: range) -> TierRows:
     return TierRows(rows.tier, start, max(start, min(rows.stop, taken.stop)))
 
 
-def state_layout(
-    value: Value, loops: Sequence[str], updated: Sequence[str], *, quantized: bool
-) -> tuple[SliceLayout, bool]:
+def state_layout(value: Value, loops: Sequence[str], updated: Sequence[str]) -> tuple[SliceLayout, bool]:
     """How state lies: sliced by the `loops` around its uses, its rows the indices of the dimension that is shared out
     over memories, or that along which it is `updated`; and whether that is this one."""
     lead = tuple(name for name in value.shape.names if name in loops)
@@ -397,7 +393,7 @@ def state_layout(
     if first is None or first not in rest:
         first = rest[0] if rest else None
     others = [name for name in rest if name != first]
-    middle = others[:1] if grown == first or quantized else []
+    middle = others[:1] if grown == first else []
     rows = () if first is None else (first,)
     return SliceLayout(lead, rows, tuple(middle), tuple(others[len(middle) :])), grown is not None and grown == first
 
@@ -410,25 +406,20 @@ def needed_bytes(homes: Mapping[str, Home]) -> dict[Tier, int]:
     }
 
 
-def state_homes(program: Program, tiers: Tiers, quantized: GroupQuantization | None = None) -> dict[str, Home]:
-    return value_homes(program, program.state, tiers, quantized)
+def state_homes(program: Program, tiers: Tiers) -> dict[str, Home]:
+    return value_homes(program, program.state, tiers)
 
 
-def value_homes(
-    program: Program, values: Iterable[Value], tiers: Tiers, quantized: GroupQuantization | None = None
-) -> dict[str, Home]:
-    """Homes for state, or for other values of a program, none of them allocated yet. What is updated along a dimension
-    is a cache, and may be quantized."""
+def value_homes(program: Program, values: Iterable[Value], tiers: Tiers) -> dict[str, Home]:
+    """Homes for state, or for other values of a program, none of them allocated yet."""
     loops = loop_dims(program)
     updated = {
         s.operation.dim for func in program.funcs for s in lets_in(func.body) if isinstance(s.operation, Update)
     } - set(loops)
     made: dict[str, Home] = {}
     for value in values:
-        cache = any(name in updated for name in value.shape.names) and value.shape.dtype.is_float
-        own = quantized if cache and value.shape.dtype.is_wide_float else None
-        layout, grows = state_layout(value, loops, sorted(updated), quantized=own is not None)
-        made[value.name] = Home(tiers, value, layout, own, grows)
+        layout, grows = state_layout(value, loops, sorted(updated))
+        made[value.name] = Home(tiers, value, layout, grows)
     return made
 
 

@@ -67,8 +67,8 @@ class RunningFunction(Environment):
         observe: Callable[[TimedEvent], None] | None = None, options: RunningOptions = RunningOptions(),
         moved: dict[str, int] | None = None,
     ) -> None:  # fmt: skip
-        quantized = {name for name in program.state_names if homes[name].coding.quantized is not None}
-        super().__init__(program, func, tiers, homes, buffers, watched | quantized)
+        packed = {name for name in program.state_names if homes[name].coding.packs}
+        super().__init__(program, func, tiers, homes, buffers, watched | packed)
         self.options = options
         self.on_set = on_set
         self.observe = observe
@@ -289,7 +289,7 @@ class RunningFunction(Environment):
         if found is not None and new is None:
             return TensorEntry(found, entry.names, home, part, self._hold(entry))
         kept = home.at_hand(part)
-        if kept is not None and (new is None or home.coding.quantized is not None):
+        if kept is not None and (new is None or home.coding.packs):
             return replace(entry, raw=kept, buffer=self._hold(entry))
         extents, dtype = home.raw_extents(part), home.coding.kept_as
         buffer = self._buffer(Tier.DEVICE, name, extents, dtype)
@@ -303,7 +303,7 @@ class RunningFunction(Environment):
             staged = staging.as_tensor(on_host, dtype)
         transfer = Transfer(home, part, raw, staged, staging, self._hold(entry))
         self._transfers.append(transfer)
-        if home.coding.quantized is not None:
+        if home.coding.packs:
             return replace(entry, raw=raw, buffer=buffer)
         made = replace(entry, tensor=home.computed(raw, part), buffer=buffer)
         if new is None:
@@ -437,7 +437,7 @@ class RunningFunction(Environment):
         entry = self._seen(read)
         assert entry is not None
         tensor = self._settled(self._tensor(read))
-        home = Home(self.tiers, result, state_layout(result, self._loops, (), quantized=False)[0])
+        home = Home(self.tiers, result, state_layout(result, self._loops, ())[0])
         home.allocate()
         held = self._hold(entry)
         buffer = self.buffers.watch(Tier.DISK, home.release)
@@ -490,7 +490,7 @@ class RunningFunction(Environment):
         leaving = entry.tensor if entry.rows is None else entry.rows.new
         self._see_to(event, write, held, *before, leaving=leaving)
         if event.resource is Resource.DEVICE:
-            if home.coding.quantized is not None and entry.rows is not None:
+            if home.coding.packs and entry.rows is not None:
                 self._latest[home.value.name] = part, entry.rows
             if not home.value.shape.dtype.is_float:
                 self._common.clear()

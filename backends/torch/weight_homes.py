@@ -1,14 +1,15 @@
 """Homes of weights, whose values come from a checkpoint.
 
 The rows on device and host are loaded before a run. Those on disk are read from the checkpoint itself, each time they
-are needed; quantized ones, and where that is asked for those that lie scattered in its files, are spilled before a run.
+are needed; those that are made anew of it, and where that is asked for those that lie scattered in its files, are
+spilled before a run.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING
 from shardwright.backends.torch.homes import Home, Job, SliceLayout, loop_dims, rows_on
 from shardwright.backends.torch.tensors import from_numpy
 from shardwright.backends.torch.tiers import Tiers
-from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.ir.index_boxes import Index, box_shape, boxes
 from shardwright.ir.memory_shares import TierRows
 from shardwright.ir.program import Program, Value
@@ -36,22 +36,16 @@ class RowOrder:
     leading: int = 1
 
 
-def weight_layout(
-    value: Value, lead: Sequence[str], order: RowOrder | None, quantized: GroupQuantization | None
-) -> tuple[SliceLayout, bool, GroupQuantization | None]:
-    """How a weight lies; whether that is as its files have it; and whether it is quantized, which matrices are, with
-    groups along the dimensions after the first."""
+def weight_layout(value: Value, lead: Sequence[str], order: RowOrder | None) -> tuple[SliceLayout, bool]:
+    """How a weight lies, and whether that is as its files have it."""
     names = tuple(name for name in value.shape.names if name not in lead)
-    vector = len(names) < 2 or (order is not None and order.leading == len(order.dims))  # as a bias of all heads is
-    if vector or not value.shape.dtype.is_wide_float:
-        quantized = None
     along = value.type.placement.along if value.type.placement is not None else None
-    chosen = RowOrder(names) if quantized or order is None else order
+    chosen = RowOrder(names) if order is None else order
     dims, leading = chosen.dims, chosen.leading
     as_stored = chosen is order and (along is None or (along,) == dims[:1])
-    if along is not None and (along,) != dims[:1] and not quantized:
+    if along is not None and (along,) != dims[:1]:
         dims, leading = (along, *(name for name in dims if name != along)), 1
-    return SliceLayout(tuple(lead), dims[:leading], (), dims[leading:]), as_stored, quantized
+    return SliceLayout(tuple(lead), dims[:leading], (), dims[leading:]), as_stored
 
 
 class WeightHome(Home):
@@ -59,12 +53,14 @@ class WeightHome(Home):
 
     def __init__(
         self, tiers: Tiers, value: Value, lead: Sequence[str], source: WeightSource, order: RowOrder | None = None,
-        quantized: GroupQuantization | None = None, first: int = 0, *, gathered: bool = False,
+        first: int = 0, *, made: bool = False, gathered: bool = False,
     ) -> None:  # fmt: skip
-        """`first` is the number of the first of its layers in the whole model. Where it is `gathered`, rows on disk
-        that are no ranges of files are spilled: each time, more would be read than they are."""
-        layout, self.as_stored, quantized = weight_layout(value, lead, order, quantized)
-        super().__init__(tiers, value, layout, quantized)
+        """`first` is the number of the first of its layers in the whole model. Rows on disk are spilled where the
+        source has `made` them of others, and where it is `gathered` those that are no ranges of files: each time, more
+        would be read than they are."""
+        layout, self.as_stored = weight_layout(value, lead, order)
+        super().__init__(tiers, value, layout)
+        self.made = made
         self.source = source
         self.first = first
         self.gathered = gathered
@@ -77,8 +73,8 @@ class WeightHome(Home):
 
     @cached_property
     def spills(self) -> bool:
-        if self.coding.quantized is not None or not self.gathered:
-            return self.coding.quantized is not None
+        if self.made or not self.gathered:
+            return self.made
         on_disk = rows_on(self.pieces, Tier.DISK)
         return on_disk.count > 0 and self._file_ranges(next(self.indices), on_disk) is None
 
@@ -121,12 +117,12 @@ class WeightHome(Home):
             array = self.source.read(self.value.name, box)
             array = array.reshape([array.shape[self.names.index(name)] for name in names])
             array = array.transpose([names.index(name) for name in self.layout.dims])
-            made.append(from_numpy(array).reshape(count, -1).to(self.coding.dtype))
+            made.append(from_numpy(array).reshape(count, -1).to(self.coding.kept_as))
         return made[0] if len(made) == 1 else torch.cat(made)
 
     def _file_ranges(self, index: tuple[int, ...], rows: TierRows) -> list[FileRange] | None:
         """Where the rows lie in files, which are opened; None where they must be put together."""
-        if not isinstance(self.source, FileSource) or not self.as_stored or self.coding.quantized:
+        if not isinstance(self.source, FileSource) or not self.as_stored or self.made:
             return None
         ranges: list[FileRange] = []
         at = 0
@@ -163,7 +159,7 @@ class WeightHome(Home):
             yield TierRows(rows.tier, start, min(rows.stop, start + step))
 
     def load(self, progress: Callable[[int], None]) -> None:
-        """Reads what lies on device and host, and spills what is quantized on disk; `progress` is told bytes."""
+        """Reads what lies on device and host, and spills what is made for the disk; `progress` is told bytes."""
         for index, rows in itertools.product(self.indices, self.pieces):
             if rows.tier is Tier.DISK and not self.spills:
                 self.ranges[index] = self._file_ranges(index, rows)
@@ -210,9 +206,9 @@ def _cut(ranges: Sequence[FileRange], begin: int, end: int) -> list[FileRange]:
 
 def weight_homes(
     program: Program, tiers: Tiers, source: WeightSource, orders: Mapping[str, RowOrder] | None = None,
-    quantized: GroupQuantization | None = None, first: int = 0, *, gathered: bool = False,
+    first: int = 0, *, made: Set[str] = frozenset(), gathered: bool = False,
 ) -> dict[str, WeightHome]:  # fmt: skip
-    """Homes for the weights of a program, none of them allocated yet."""
+    """Homes for the weights of a program, none of them allocated yet; those that are `made` of others by name."""
     loops = loop_dims(program)
     return {
         value.name: WeightHome(
@@ -221,8 +217,8 @@ def weight_homes(
             [n for n in value.shape.names if n in loops],
             source,
             (orders or {}).get(value.name),
-            quantized,
             first,
+            made=value.name in made,
             gathered=gathered,
         )
         for value in program.weights

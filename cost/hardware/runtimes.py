@@ -57,8 +57,9 @@ class Runtime:
     `pinned_weights`: weights in host memory are pinned. `pinned_cache`: so is the cache. Where it is not, a copy
     holds up the thread that starts the computation. `relays`: the thread that has read a tensor from disk copies it
     to the device; else pieces are copied while others are read. `offloads_cache`: cache and hidden states may leave
-    the device. `weights_together`: who plans for it puts all weights on one tier. `quantizes`: it can keep weights
-    and cache quantized in groups; `quantizes_both`: where it keeps the cache so, weights are, too. `ties_tables`:
+    the device. `weights_together`: who plans for it puts all weights on one tier. `quantizes`: how it can keep weights
+    and cache in few bits, in `groups` of its own or as the program's `text` says, or `nothing`;
+    `quantizes_both`: where it keeps the cache so, weights are, too. `ties_tables`:
     a table that tokens are looked up in and logits made with lies there once. `weights_in_files`: the checkpoint lies
     on the disk already, beside what is free there, so that weights on disk take nothing more; quantized ones do. No
     description says so: it is of a run.
@@ -90,7 +91,7 @@ class Runtime:
     relays: bool
     offloads_cache: bool
     weights_together: bool
-    quantizes: bool
+    quantizes: str
     quantizes_both: bool
     ties_tables: bool
     weights_in_files: bool
@@ -113,6 +114,10 @@ class Runtime:
     shares_device: float
     constants: RuntimeConstants
     sources: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+
+    @property
+    def can_quantize(self) -> bool:
+        return self.quantizes != "nothing"
 
     @property
     def attention_places(self) -> tuple[bool, ...]:

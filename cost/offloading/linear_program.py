@@ -127,7 +127,7 @@ def _loads(setting: OffloadSetting, policy: Policy) -> tuple[dict[str, Floats], 
     """Busy seconds of prefill and of decode. Raises where they are more than the solver can reckon with."""
     runtime = replace(setting.runtime, whole_tensors=False)
     rates = replace(setting.rates, disk_step_s=0.0)
-    made = [busy_of(setting.stage, each, runtime, rates) for each in _corners(policy)]
+    made = [busy_of(setting.stage_of(each), each, runtime, rates) for each in _corners(policy)]
     names = [item.name for item in fields(Load)]
     if any(not getattr(load, name) < _FOR_EVER for busy in made for load in busy for name in names):
         raise fault(
@@ -145,7 +145,7 @@ def _loads(setting: OffloadSetting, policy: Policy) -> tuple[dict[str, Floats], 
 def _memory(setting: OffloadSetting, policy: Policy) -> dict[str, Floats]:
     """Bytes of the five constraints."""
     runtime = replace(setting.runtime, whole_tensors=False)
-    made = [peaks_of(setting.stage, each, runtime) for each in _corners(policy)]
+    made = [peaks_of(setting.stage_of(each), each, runtime) for each in _corners(policy)]
     return {item.name: _affine([getattr(peaks, item.name) for peaks in made]) for item in fields(Peaks)}
 
 

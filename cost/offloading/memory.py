@@ -47,27 +47,27 @@ def capacities(machine: Machine) -> Mapping[str, float]:
 
 def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
     """The peak bytes of a block on every tier, homes and working memory together."""
-    placed = [(place(part, policy.weights, runtime, quantized=policy.quantized_weights), n)
-              for part, n in sizes.parts(tied=runtime.ties_tables)]  # fmt: skip
+    parts = sizes.parts(tied=runtime.ties_tables)
+    placed = [(place(part, policy.weights, runtime), n) for part, n in parts]
     device, host, disk = (sum(n * getattr(each, tier) for each, n in placed) for tier in TIERS)
-    layer = [place(part, policy.weights, runtime, quantized=policy.quantized_weights) for part in
-             (sizes.attention, sizes.feedforward)]  # fmt: skip
+    layer = [place(part, policy.weights, runtime) for part in (sizes.attention, sizes.feedforward)]
     fetched = runtime.weight_layers * sum(each.elsewhere for each in layer)
     staged = sum(each.disk for each in layer)
-    stored = 0.0 if runtime.weights_in_files and not policy.quantized_weights else disk
+    made = sum(n * place(part.made, policy.weights, runtime).disk for part, n in parts)
+    stored = made if runtime.weights_in_files else disk
 
     block, batch = policy.block, policy.gpu_batch
-    each = policy.quantized_cache.element_bytes if policy.quantized_cache else sizes.cache_element_bytes
+    each = sizes.cached_bytes
     cached = sizes.cache_elements * sizes.context  # elements of one sequence in one layer
     cache = block * sizes.layers * cached * each
     prompt, token = sizes.prompt * sizes.hidden_bytes, sizes.hidden_bytes
     hidden, on_host = policy.hidden, attends_on_host(policy, runtime)
 
     at_home = device + runtime.cache_copies * policy.cache.device * cache + runtime.reserve_bytes
-    working = fetched + _unpacked(sizes, policy)
+    working = fetched + _unpacked(sizes)
     # The cache of two batches passes through the device where it computes attention over it.
     passing = 0.0 if on_host else 2 * batch * policy.cache.elsewhere * cached * each
-    if policy.quantized_cache:
+    if sizes.cache_stored_bytes is not None:
         passing += batch * cached * sizes.cache_element_bytes
     in_flight = 2 * batch * hidden.elsewhere
     host_home = host + policy.cache.host * cache
@@ -84,11 +84,9 @@ def peaks_of(sizes: Sizes, policy: Policy, runtime: Runtime) -> Peaks:
 def attends_on_host(policy: Policy, runtime: Runtime) -> bool:
     """True if the host computes attention over its part of the cache; a cache in few bits is attended on the device."""
     there = policy.cache.host == 1.0 if runtime.whole_caches else policy.cache.elsewhere > 0
-    return policy.host_attention and True in runtime.attention_places and not policy.quantized_cache and there
+    return policy.host_attention and True in runtime.attention_places and not policy.cache_format and there
 
 
-def _unpacked(sizes: Sizes, policy: Policy) -> float:
+def _unpacked(sizes: Sizes) -> float:
     """Weights brought from 8 or 4 bits to 16 lie on the device while a part uses them."""
-    if not policy.quantized_weights:
-        return 0.0
-    return max(sizes.attention.bytes, sizes.feedforward.bytes)
+    return max(part.bytes if part.made.tensors else 0.0 for part in (sizes.attention, sizes.feedforward))

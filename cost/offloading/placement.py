@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from shardwright.cost.hardware.runtimes import Runtime
-from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.offloading.policy import Shares
 from shardwright.cost.offloading.sizes import WeightGroup
 
 
-def place(part: WeightGroup, weights: Shares, runtime: Runtime, *, quantized: GroupQuantization | None) -> Shares:
+def place(part: WeightGroup, weights: Shares, runtime: Runtime) -> Shares:
     """The bytes of a part on each tier, as they are stored.
 
     FlexGen's runtime lays the tensors of a part end to end and takes a whole tensor to the tier in whose range its
     middle lies, the ranges in the order disk, host, device: of four equal matrices of attention 20 % for the device is
     one, and of the two of the feedforward layer none, 8 % of the layer together.
     """
-    sizes = [tensor.stored_bytes(quantized) for tensor in part.tensors]
+    sizes = [tensor.stored_bytes for tensor in part.tensors]
     if not runtime.whole_tensors:
         total = sum(sizes)
         return Shares(weights.device * total, weights.host * total, weights.disk * total)

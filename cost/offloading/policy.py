@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.types import DType
 
 TIERS = ("device", "host", "disk")
 AttentionPlace = Literal["device", "host"]
+WeightFormat = Literal["int8", "int4"]
+CacheFormat = Literal["int4"]
+Formats = tuple[WeightFormat | None, CacheFormat | None]
+"""In what weights and cache are stored, None as they are."""
 _ORDER = "gbs,ngb,wg,wc,cg,cc,hg,hc"
 POLICY_KEYS = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
 
@@ -41,16 +45,16 @@ class Shares:
 class Policy:
     """`n_gpu_batches` batches of `gpu_batch` sequences make a block, through which each layer's weights are used
     (Sheng et al. 2023, section 4.2). `host_attention` has the host compute attention, in decode, over the part of the
-    cache that is not on the device. `quantized_weights` and `quantized_cache` say how matrices and cache are stored,
-    None as they are."""
+    cache that is not on the device. `weight_format` and `cache_format` say in what matrices and cache are stored, None
+    as they are."""
 
     gpu_batch: int
     n_gpu_batches: int
     weights: Shares
     cache: Shares
     hidden: Shares
-    quantized_weights: GroupQuantization | None = None
-    quantized_cache: GroupQuantization | None = None
+    weight_format: WeightFormat | None = None
+    cache_format: CacheFormat | None = None
     host_attention: bool = True
 
     @property
@@ -59,17 +63,15 @@ class Policy:
         return self.gpu_batch * self.n_gpu_batches
 
     @property
-    def quantized(self) -> dict[str, GroupQuantization | None]:
-        return {"weights": self.quantized_weights, "cache": self.quantized_cache}
+    def formats(self) -> Formats:
+        """In what weights and cache are stored."""
+        return self.weight_format, self.cache_format
 
     @property
-    def quantized_by_bits(self) -> dict[int, list[str]]:
-        """The quantized parts, by their bits."""
-        made: dict[int, list[str]] = {}
-        for what, quantized in self.quantized.items():
-            if quantized is not None:
-                made.setdefault(quantized.bits, []).append(what)
-        return made
+    def bits(self) -> dict[str, int]:
+        """The bits of a number of what is stored in few."""
+        named = zip(("weights", "cache"), self.formats, strict=True)
+        return {what: DType(stored).bits for what, stored in named if stored is not None}
 
     def as_json(self) -> dict[str, float | int]:
         """The keys of the contract; shares in percent."""
@@ -82,7 +84,7 @@ class Policy:
     @property
     def attention(self) -> AttentionPlace:
         """The place where a run computes decode's attention: the host over a cache that lies there whole, as it is."""
-        there = self.host_attention and self.cache.host == 1.0 and not self.quantized_cache
+        there = self.host_attention and self.cache.host == 1.0 and not self.cache_format
         return "host" if there else "device"
 
     @property

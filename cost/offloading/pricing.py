@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from shardwright.cost.hardware.chips import Machine
 from shardwright.cost.hardware.runtimes import Runtime, RuntimeRates, rates_of
+from shardwright.cost.offloading.formats import AS_THEY_ARE, in_groups
 from shardwright.cost.offloading.memory import Peaks, attends_on_host, capacities, peaks_of
-from shardwright.cost.offloading.policy import TIERS, AttentionPlace, Policy
+from shardwright.cost.offloading.policy import TIERS, AttentionPlace, Formats, Policy
 from shardwright.cost.offloading.sizes import Sizes
 from shardwright.cost.offloading.times import BlockTimes, times_of
 from shardwright.ir.mesh import ONE_CHIP, Mesh
@@ -41,7 +43,7 @@ class PricedPolicy:
 
     def as_json(self) -> dict[str, Any]:
         """The keys of `offload --plan-only --json`."""
-        setting, quantized = self.setting, self.policy.quantized
+        setting, bits = self.setting, self.policy.bits
         return {
             "policy": self.policy.as_json(),
             "tokens_per_s": self.tokens_per_s,
@@ -54,8 +56,8 @@ class PricedPolicy:
             "machine": setting.machine.name,
             "gpus": setting.devices,
             **({"mesh": dict(setting.mesh)} if setting.mesh else {}),
-            "compressed": {what: format_ is not None for what, format_ in quantized.items()},
-            "bits": {what: format_.bits for what, format_ in quantized.items() if format_ is not None},
+            "compressed": {what: what in bits for what in ("weights", "cache")},
+            "bits": bits,
             "host_attention": self.host_attention,
         }
 
@@ -76,7 +78,10 @@ class PricedPolicy:
                 f" runtime {setting.runtime.name}",
                 "",
                 f"batch            {policy.gpu_batch}, {policy.n_gpu_batches} in a block of {policy.block} sequences",
-                *(f"in {bits} bits        {' and '.join(what)}" for bits, what in policy.quantized_by_bits.items()),
+                *(
+                    f"in {bits} bits        {' and '.join(what for what in policy.bits if policy.bits[what] == bits)}"
+                    for bits in sorted(set(policy.bits.values()))
+                ),
                 f"attention        on the {where} over what of the cache is not on the device",
                 "",
                 *text_table(("", "weights", "cache", "hidden", "peak", "capacity"), rows, "lrrrrr"),
@@ -98,7 +103,8 @@ class OffloadSetting:
     one group after the other through its layers, and loads their weights for each: prefill fills and drains the
     pipeline with the groups, and a token takes as many rounds as there are stages. On a `mesh` the sizes are those of
     one chip, which has such a machine to itself. What is sent between machines is not priced. Decode's `attention` over
-    a cache that is not on the device is computed there, or, where None, where that takes less time.
+    a cache that is not on the device is computed there, or, where None, where that takes less time. `packed` are the
+    sizes of the whole model with weights and cache in few bits: None where they are in groups.
     """
 
     sizes: Sizes
@@ -109,6 +115,7 @@ class OffloadSetting:
     dtype: str = "f16"
     mesh: Mesh = ONE_CHIP
     attention: AttentionPlace | None = None
+    packed: Callable[[Formats], Sizes] | None = field(default=None, compare=False, repr=False)
 
     @property
     def attention_places(self) -> tuple[bool, ...]:
@@ -130,18 +137,30 @@ class OffloadSetting:
         one."""
         return replace(self.sizes, layers=-(-self.sizes.layers // self.devices))
 
+    @cached_property
+    def _stages(self) -> dict[Formats, Sizes]:
+        return {AS_THEY_ARE: self.stage}
+
+    def stage_of(self, policy: Policy) -> Sizes:
+        """The stage with weights and cache stored as the policy has them."""
+        if policy.formats not in self._stages:
+            formats = policy.formats
+            whole = in_groups(self.sizes, formats) if self.packed is None else self.packed(formats)
+            self._stages[formats] = replace(whole, layers=self.stage.layers)
+        return self._stages[policy.formats]
+
     def price(self, policy: Policy) -> PricedPolicy:
         """The price of the policy, whether it fits or not."""
         groups = self.groups(policy)
         group = replace(policy, n_gpu_batches=-(-policy.n_gpu_batches // groups))
-        times = times_of(self.stage, group, self.runtime, self.rates)
+        times = times_of(self.stage_of(policy), group, self.runtime, self.rates)
         times = replace(times, tokens=policy.block * self.sizes.generated)
         filling, waiting = self.rounds(groups)
         seconds = times.prefill.seconds * filling, times.decode.seconds * waiting
         return PricedPolicy(self, policy, times, self.peaks(policy), *seconds)
 
     def peaks(self, policy: Policy) -> Peaks:
-        return peaks_of(self.stage, policy, self.runtime)
+        return peaks_of(self.stage_of(policy), policy, self.runtime)
 
     def excess(self, policy: Policy) -> dict[str, float]:
         """By how many bytes each tier is exceeded; empty where the policy fits."""

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import count, permutations, product
 from math import ceil, floor, prod
 
-from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.offloading.linear_program import Blocks, RelaxedOptimum, best_shares
-from shardwright.cost.offloading.policy import TIERS, Policy, Shares
+from shardwright.cost.offloading.policy import TIERS, Formats, Policy, Shares
 from shardwright.cost.offloading.pricing import OffloadSetting, PricedPolicy
 
 GPU_BATCHES = (1, 2, 3, *range(4, 65, 4), *range(72, 129, 8), *range(144, 257, 16), *range(288, 513, 32))
@@ -23,9 +22,6 @@ GPU_BATCHES = (1, 2, 3, *range(4, 65, 4), *range(72, 129, 8), *range(144, 257, 1
 
 BLOCKS = (*range(1, 21), 24, 28, 32, 40, 48, 64)
 """Batches of a block."""
-
-Compression = tuple[GroupQuantization | None, GroupQuantization | None]
-"""How weights and cache are stored."""
 
 _GAP = 0.005
 _MOST_LEAVES = 20
@@ -48,7 +44,7 @@ class PolicySearchResult:
 
 def search(
     setting: OffloadSetting,
-    compressions: Sequence[Compression],
+    compressions: Sequence[Formats],
     latency: float | None = None,
     prompts: int | None = None,
 ) -> PolicySearchResult | None:
@@ -62,7 +58,7 @@ def search(
     return tree.explored()
 
 
-def fastest(setting: OffloadSetting, compressions: Sequence[Compression]) -> PricedPolicy | None:
+def fastest(setting: OffloadSetting, compressions: Sequence[Formats]) -> PricedPolicy | None:
     """The block that takes the least time, one sequence; None where that does not fit."""
     return _fastest(setting, list(_kinds(setting, compressions)))
 
@@ -105,7 +101,7 @@ def fitting_shares(setting: OffloadSetting, policy: Policy) -> Policy | None:
     return best.policy if best else None
 
 
-def _kinds(setting: OffloadSetting, compressions: Sequence[Compression]) -> Iterator[Policy]:
+def _kinds(setting: OffloadSetting, compressions: Sequence[Formats]) -> Iterator[Policy]:
     """Where attention is computed, what is compressed, and where weights lie that are not divided."""
     for weights, cache in compressions:
         on_host = (False,) if cache else setting.attention_places

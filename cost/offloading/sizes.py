@@ -13,29 +13,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cost.kernels.work import Matmul, Work, work_of
-from shardwright.cost.offloading.group_quantization import GroupQuantization
 from shardwright.cost.programs.memory import memory_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Alias, Attend, Contract, Merge, Movement, Rename, Split, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Value
-from shardwright.ir.types import TensorType
+from shardwright.ir.types import DType, TensorType
 from shardwright.ir.walk import lets
+
+_FEW = 8
+"""Bits of numbers that are multiplied with as wider ones."""
 
 _MOVES = (Alias, Merge, Movement, Rename, Split, Take)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightTensor:
-    """A weight, of one layer where every layer has one. Matrices can be quantized, vectors stay as they are."""
+    """A weight, of one layer where every layer has one: its `bytes` as it is computed with, and those as it is `stored`
+    in few bits, scales included; None as it is."""
 
     name: str
     elements: int
     bytes: int
     matrix: bool
+    stored: float | None = None
 
-    def stored_bytes(self, quantized: GroupQuantization | None) -> float:
-        return self.elements * quantized.element_bytes if quantized and self.matrix else float(self.bytes)
+    @property
+    def stored_bytes(self) -> float:
+        return float(self.bytes) if self.stored is None else self.stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +56,28 @@ class WeightGroup:
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
+    def made(self) -> WeightGroup:
+        """The weights that are stored in few bits, and their scales, alone."""
+        return replace(self, tensors=tuple(tensor for tensor in self.tensors if tensor.stored is not None))
+
+    @property
     def matrix_elements(self) -> int:
         return sum(tensor.elements for tensor in self.tensors if tensor.matrix)
+
+    @property
+    def widened_elements(self) -> int:
+        """The elements that are brought from few bits to more."""
+        return sum(t.elements for t in self.tensors if t.stored is not None and t.stored < t.bytes)
 
 
 @dataclass(frozen=True)
 class Sizes:
     """A model at one length of prompt and of generation; everything for one sequence unless it says otherwise.
 
-    `cache_elements` of one token in one layer, `cache_element_bytes` each; `hidden_bytes` the residual stream at one
-    token; `attention_flops` and `scores` for one query position and one cached position in one layer. `working`
-    are the bytes of values that live at once on the device while a layer runs, in prefill and in decode;
+    `cache_elements` of one token in one layer, `cache_element_bytes` each, or as it is stored `cache_stored_bytes`
+    where that is not None, scales included; `hidden_bytes` the residual stream at one token; `attention_flops` and
+    `scores` for one query position and one cached position in one layer. `working` are the bytes of values that live at
+    once on the device while a layer runs, in prefill and in decode;
     `elementwise_bytes` what the operations of a layer that are no products read and write of one token, `logit_bytes`
     the logits of one.
     """
@@ -82,6 +98,12 @@ class Sizes:
     generated: int
     elementwise_bytes: float = 0.0
     logit_bytes: float = 0.0
+    cache_stored_bytes: float | None = None
+
+    @property
+    def cached_bytes(self) -> float:
+        """Bytes of an element of the cache as it is stored."""
+        return self.cache_element_bytes if self.cache_stored_bytes is None else self.cache_stored_bytes
 
     @property
     def context(self) -> int:
@@ -119,6 +141,15 @@ def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
     mesh = program.mesh
     attention, feedforward = _layer_parts(inside, weights, loop.dim, heads, mesh)
     embedding, unembedding = _end_parts([work for work in works if not work.loops], weights, mesh)
+    wide = loop.carries[0].value.concrete.dtype
+    attention, feedforward, embedding, unembedding = (
+        _stored(part, program.weights, wide) for part in (attention, feedforward, embedding, unembedding)
+    )
+    rank = max(len(value.concrete.dims) for value in caches)  # scales have one dimension less
+    keys = [value.concrete for value in caches if len(value.concrete.dims) == rank]
+    elements = sum(math.prod(kind.local_shape(mesh)) for kind in keys)
+    stored = sum(value.concrete.local_bytes(mesh) for value in caches) / elements
+    packed = all(kind.dtype.bits <= _FEW for kind in keys)
     cached = {value.name for value in caches}
     products = [p for work in inside if cached & {name for name, _ in work.reads} for p in work.products]
     return Sizes(
@@ -127,8 +158,8 @@ def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
         feedforward,
         embedding,
         unembedding,
-        sum(math.prod(value.concrete.local_shape(mesh)) for value in caches) // (layers * positions),
-        max(value.concrete.dtype.bits for value in caches) / 8,
+        elements // (layers * positions),
+        (wide if packed else keys[0].dtype).bits / 8,
         loop.carries[0].value.concrete.local_bytes(mesh),
         sum(product.flops for product in products) / positions,
         max((product.count * product.m for product in products), default=0),
@@ -138,6 +169,26 @@ def sizes_of(program: Program, prompt: int, generated: int) -> Sizes:
         generated,
         _elementwise_bytes(program, decode, batch, update.dim),
         _logit_bytes(decode, mesh),
+        stored if packed else None,
+    )
+
+
+def _stored(part: WeightGroup, weights: Sequence[Value], wide: DType) -> WeightGroup:
+    """The part with what is in few bits, and the scales that are declared behind it, as they are stored; what it is
+    multiplied with is in the format `wide`."""
+    narrow = [value.concrete.dtype.bits <= _FEW for value in weights]
+    made = {value.name for value, own, before in zip(weights, narrow, [False, *narrow], strict=False) if own or before}
+    few = {value.name for value, own in zip(weights, narrow, strict=True) if own}
+    return replace(
+        part,
+        tensors=tuple(
+            replace(
+                each,
+                bytes=each.elements * wide.bits // 8 if each.name in few else each.bytes,
+                stored=float(each.bytes) if each.name in made else None,
+            )
+            for each in part.tensors
+        ),
     )
 
 

@@ -238,7 +238,7 @@ class _Model:
         return seconds if self.runtime.relays else 0.0
 
     def _placed(self, part: WeightGroup) -> Shares:
-        return place(part, self.policy.weights, self.runtime, quantized=self.policy.quantized_weights)
+        return place(part, self.policy.weights, self.runtime)
 
     def _hidden(self, tokens: int) -> Load:
         nbytes = self.policy.gpu_batch * tokens * self.sizes.hidden_bytes
@@ -251,9 +251,7 @@ class _Model:
 
     def _cache_bytes(self, positions: float) -> float:
         """The cache's bytes of one batch in one layer, as it is stored."""
-        sizes = self.sizes
-        each = self.policy.quantized_cache.element_bytes if self.policy.quantized_cache else sizes.cache_element_bytes
-        return self.policy.gpu_batch * positions * sizes.cache_elements * each
+        return self.policy.gpu_batch * positions * self.sizes.cache_elements * self.sizes.cached_bytes
 
     def _cache_fetched(self, context: float) -> Load:
         cache, rates = self.policy.cache, self.rates
@@ -296,8 +294,7 @@ class _Model:
         products = batch * multiplied * part.flops / rates.matmul
         seconds = max(products, traffic) + runtime.knee * min(products, traffic)
         each = runtime.constants.quantization_bytes / rates.memory
-        if policy.quantized_weights:
-            seconds += part.matrix_elements * each
+        seconds += part.widened_elements * each
         if part is sizes.unembedding:
             seconds += batch * sizes.logit_bytes * _LOGITS * elementwise
         if part is not sizes.attention:
@@ -308,11 +305,11 @@ class _Model:
             scores = batch * tokens * context * sizes.scores
             seconds += batch * tokens * context * sizes.attention_flops / rates.matmul
             seconds += scores * runtime.score_bytes / rates.memory
-            if policy.quantized_cache:
+            if sizes.cache_stored_bytes is not None:
                 seconds += batch * tokens * sizes.cache_elements * each
             return Load(device=seconds)
         passes = runtime.cache_passes * sizes.cache_element_bytes / rates.memory
-        if policy.quantized_cache:
+        if sizes.cache_stored_bytes is not None:
             return Load(device=seconds + cached * each)
         if not attends_on_host(self.policy, self.runtime):
             return Load(device=seconds + cached * passes)

@@ -88,6 +88,12 @@ class QuantizeWeights(Pass):
     floats: bool = False
     products: bool = False
 
+    @classmethod
+    def storing(cls, stored: str) -> QuantizeWeights:
+        """The pass that stores weights in a format: int8, int4 or f8e4m3."""
+        dtype = DType(stored)
+        return cls(bits=dtype.bits, floats=dtype.is_float)
+
     def run(self, program: Program) -> Program:
         if self.products and self.bits != 8:
             raise fault("bad-option", f"quantize-weights: products are of 8 bits, not {self.bits}", NOWHERE)

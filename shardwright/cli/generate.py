@@ -89,7 +89,7 @@ def _add_plan(parser: Parser) -> None:
     add("--cache", type=positive, metavar="T", help="positions of the KV cache (default: what the prompts need)")
     add_dtype(parser)
     add("--weights", choices=("int8", "int4", "f8e4m3"), help="quantize the weights while they are loaded")
-    add("--cache-format", choices=("int8", "f8e4m3"), help="quantize the cache")
+    add("--cache-format", choices=("int8", "int4", "f8e4m3"), help="quantize the cache")
     add_pages(parser)
     add_choice(parser)
     experts = parser.add_argument_group("experts", "how tokens and experts come together")

@@ -56,7 +56,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_dtype(parser)
     parser.add_argument(
         "--cache-format",
-        choices=("int8", "f8e4m3"),
+        choices=("int8", "int4", "f8e4m3"),
         help="with --cache, quantize keys and values in it, a scale for each row",
     )
     add_pages(parser)

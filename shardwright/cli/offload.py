@@ -269,7 +269,6 @@ def _check_sizes(args: argparse.Namespace, sizes: Sizes, dtype: DType) -> None:
 
 def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None, list[PricedPolicy]]:
     """A model's name, its plan, what no policy exceeds, and the plans of --frontier; draws what was asked for."""
-    from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
     from shardwright.ir.diagnostics import Source, located
     from shardwright.prediction.models import model_of
     from shardwright.prediction.offloading import best_plan, best_priced, frontier, setting_of
@@ -287,12 +286,12 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
             page_cache=not args.no_page_cache, devices=args.gpus, dtype=dtype,
             attention=args.attention, **_over_mesh(args),
         )  # fmt: skip
-        compress, weights = args.compress is not None, WEIGHT_FORMATS.get(args.weights)
+        compress, weights = args.compress is not None, args.weights
         if policies is None:
             found = best_plan(setting, compress=compress, weights=weights, latency=args.latency)
             plan, most = found.plan, found.most_tokens_per_s
         else:
-            policies = [replace(each, quantized_weights=weights or each.quantized_weights) for each in policies]
+            policies = [replace(each, weight_format=weights or each.weight_format) for each in policies]
             plan, most = best_priced(setting, policies, compress=compress), None
         plans = frontier(setting, compress=compress, weights=weights) if args.frontier else []
     if args.timeline:

@@ -108,7 +108,10 @@ class RunRequest:
         from shardwright.serving.generation.run_settings import run_settings
 
         request, policy = self.request, self.request.policy
-        weights, cache, program = policy.quantized_weights, policy.quantized_cache, None
+        weights = policy.weight_format
+        if weights == "int4" and request.mesh:  # how many numbers have a scale in common depends on these
+            weights = f"int4, {request.layout} over {request.mesh}"
+        program = None
         if request.program is not None:
             program = f"program, digest {digest_of(request.program.text.encode())[:12]}"
         return run_settings(
@@ -117,8 +120,8 @@ class RunRequest:
             self.every,
             self.settings,
             dtype=str(request.dtype or checkpoint_dtype(read_config(checkpoint))),
-            weights=None if weights is None else f"int{weights.bits} in groups of {weights.group}",
-            compress=None if cache is None else f"{cache.bits}bit",
+            weights=weights,
+            compress=None if policy.cache_format is None else "4bit",
             sparse_attention=request.sparse,
             policy=program,
         )
@@ -415,7 +418,6 @@ def _summary(measured: dict[str, Any]) -> str:
 
 
 def _options(args: argparse.Namespace, mesh: Mesh) -> RunOptions:
-    from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
     from shardwright.ir.types import DType, Tier
     from shardwright.serving.offloading.request import DEFAULT_LAYOUT
     from shardwright.serving.offloading.run_options import RunOptions
@@ -434,7 +436,7 @@ def _options(args: argparse.Namespace, mesh: Mesh) -> RunOptions:
         args.disk_readers,
         False if args.no_page_cache else None,
         args.compress is not None,
-        WEIGHT_FORMATS.get(args.weights),
+        args.weights,
         args.latency,
         mesh,
         args.layout or DEFAULT_LAYOUT,

@@ -235,6 +235,7 @@ class Layer:
             given = (f", pos={rows.position}" if self.cached else "") + (", window=windows" if differ else "")
             kept = f"{keys}, {values}{given}{types.by_pages}"
             return [f"    {result} = attend[{types.positions}, {over}, causal=L{window}{scale}](q, {kept})"]
+        keys, values = (f"({each})" if " " in each else each for each in (keys, values))
         lines = [f"    s: f32 {rows.dim}L{''.join(attention.query_dims)}T? = q @[{over}] {keys}"]
         scaled = "s" if factor == 1.0 else f"s * {number(factor)}"
         if attention.softcap:

@@ -14,7 +14,7 @@ from shardwright.models.layouts import PresetLayout, Role
 from shardwright.models.token_groups import ExpertsForm, TokenGroups
 from shardwright.models.weights import Weight
 
-CacheFormat = Literal["int8", "f8e4m3"]
+CacheFormat = Literal["int8", "int4", "f8e4m3"]
 """The formats that a cache may be quantized to, with a scale for each row of D."""
 
 

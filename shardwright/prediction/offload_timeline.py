@@ -16,7 +16,7 @@ from shardwright.cost.offloading.memory import peaks_of
 from shardwright.cost.offloading.policy import TIERS, Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
 from shardwright.cost.offloading.simulation import simulate
-from shardwright.cost.offloading.sizes import growing_loop, phases
+from shardwright.cost.offloading.sizes import phases
 from shardwright.cost.offloading.times import BlockStep, computation, steps_of
 from shardwright.cost.programs.unrolling import Action, Event, ListedEvents, Resource, events_of
 from shardwright.ir.diagnostics import NOWHERE, fault
@@ -46,9 +46,9 @@ def predicted_timeline(setting: OffloadSetting, policy: Policy, title: str, prog
     first, decode = phases(program)
     one = len(events_of(program, decode))
     _check_events(one, setting.sizes.generated)
-    kept, events = _element_bytes(setting, policy, program), list[Event]()
+    events: list[Event] = []
     for token in range(setting.sizes.generated):
-        unrolling = ListedEvents(program, decode if token else first, kept=kept)
+        unrolling = ListedEvents(program, decode if token else first)
         unrolling.first, unrolling.around = len(events), (("token", token),)
         unrolling.walk()
         events += unrolling.events
@@ -57,19 +57,6 @@ def predicted_timeline(setting: OffloadSetting, policy: Policy, title: str, prog
     for event, span in zip(events, spans, strict=True):
         ends[token_of(event)] = max(span.end, ends.get(token_of(event), 0.0))
     return Timeline(title, course_of(events, spans, _memory_by_token(setting, policy, ends)), None, setting.limits)
-
-
-def _element_bytes(setting: OffloadSetting, policy: Policy, program: Program) -> dict[str, float]:
-    """The bytes of an element of each weight and cache that the policy keeps quantized."""
-    made: dict[str, float] = {}
-    if policy.quantized_weights:
-        tensors = (tensor for part, _ in setting.sizes.parts() for tensor in part.tensors if tensor.matrix)
-        made |= {tensor.name: policy.quantized_weights.element_bytes for tensor in tensors}
-    if policy.quantized_cache:
-        _, update = growing_loop(program.func("decode"))
-        caches = (value.name for value in program.state if update.dim in value.shape)
-        made |= dict.fromkeys(caches, policy.quantized_cache.element_bytes)
-    return made
 
 
 def _check_events(one: int, tokens: int) -> None:
@@ -100,7 +87,7 @@ def _in_steps(setting: OffloadSetting, policy: Policy) -> Course:
     tasks: list[_Task] = []
     ends: dict[int, int] = {}
     after: tuple[int, ...] = ()
-    for number, step in enumerate(steps_of(setting.stage, policy, setting.runtime, setting.rates)):
+    for number, step in enumerate(steps_of(setting.stage_of(policy), policy, setting.runtime, setting.rates)):
         made = list(_tasks(setting, step, number, len(tasks), after))
         tasks += made
         after = (made[-1].number,)
@@ -156,7 +143,7 @@ def _memory_by_token(
     points: dict[str, list[tuple[float, float]]] = {tier: [] for tier in TIERS}
     start = 0.0
     for token, end in ends.items():
-        peaks = peaks_of(replace(setting.stage, generated=token + 1), policy, setting.runtime)
+        peaks = peaks_of(replace(setting.stage_of(policy), generated=token + 1), policy, setting.runtime)
         now = (peaks.device_decode, peaks.host_decode) if token else (peaks.device_prefill, peaks.host_prefill)
         for tier, nbytes in zip(TIERS, (*now, peaks.disk), strict=True):
             points[tier].append((start, nbytes))
@@ -170,7 +157,7 @@ def _memory_by_token(
 def event_seconds(setting: OffloadSetting, policy: Policy, events: Sequence[Event]) -> Seconds:
     """How long each event takes by the cost model; contention between streams is not in it. What a layer takes for a
     batch is shared out evenly over its computations, and so is what comes before and after the layers."""
-    sizes, runtime, rates = setting.stage, setting.runtime, setting.rates
+    sizes, runtime, rates = setting.stage_of(policy), setting.runtime, setting.rates
     shares = Counter((event.trips, event.resource) for event in events if event.action is Action.COMPUTE)
     made: dict[tuple[bool, int, int], tuple[float, float]] = {}
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from shardwright.cost.hardware.chips import Machine
 from shardwright.cost.hardware.runtimes import Runtime, measured_on
-from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
-from shardwright.cost.offloading.policy import TIERS, AttentionPlace, Policy, shares
+from shardwright.cost.offloading.formats import AS_THEY_ARE
+from shardwright.cost.offloading.policy import TIERS, AttentionPlace, Formats, Policy, WeightFormat, shares
 from shardwright.cost.offloading.pricing import OffloadSetting, PricedPolicy
-from shardwright.cost.offloading.search import Compression, PolicySearchResult, fastest, fitting_shares, search
+from shardwright.cost.offloading.search import PolicySearchResult, fastest, fitting_shares, search
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.ir.elaboration.elaborate import elaborate
@@ -20,16 +20,14 @@ from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest, model_text
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 
 _BETWEEN = 1.5
 """Ratio of the bounds on the time of a block along a frontier."""
 
-_AS_THEY_ARE: Compression = (None, None)
-
 _IN = {"device": "on the device", "host": "in the host's memory", "disk": "on disk"}
 
 
-@lru_cache(maxsize=256)
 def model_sizes(
     model: Model,
     prompt: int,
@@ -43,8 +41,6 @@ def model_sizes(
     Raises where prompt and generation together are longer than the model's positions, of which the last token needs
     none.
     """
-    from shardwright.passes.pipelines import EXPLICIT, run_passes
-
     if (needed := prompt + generated - 1) > model.longest:
         raise fault(
             "too-long",
@@ -53,10 +49,22 @@ def model_sizes(
             NOWHERE,
             "give a smaller --prompt-len or --gen-len",
         )
-    cache = min(prompt + generated, model.longest)
-    request = ProgramRequest(layout, mesh, 1, prompt, dtype, None, cache, decomposed=True)
-    text, _ = model_text(model, request)
-    return sizes_of(run_passes(elaborate(parse(Source("<model>", text))), EXPLICIT), prompt, generated)
+    return _sizes_in(model, prompt, generated, dtype, mesh, layout, AS_THEY_ARE)
+
+
+@lru_cache(maxsize=256)
+def _sizes_in(
+    model: Model, prompt: int, generated: int, dtype: DType, mesh: Mesh, layout: str, formats: Formats
+) -> Sizes:
+    """The sizes of a model's program with weights and cache in these formats."""
+    from shardwright.passes.pipelines import EXPLICIT, run_passes
+
+    weights, cache = formats
+    context = min(prompt + generated, model.longest)
+    request = ProgramRequest(layout, mesh, 1, prompt, dtype, None, context, decomposed=True, cache_format=cache)
+    program = elaborate(parse(Source("<model>", model_text(model, request)[0])))
+    storing = () if weights is None else (QuantizeWeights.storing(weights),)
+    return sizes_of(run_passes(program, [*storing, *EXPLICIT]), prompt, generated)
 
 
 def setting_of(
@@ -77,16 +85,18 @@ def setting_of(
     sizes = model_sizes(model, prompt, generated, dtype, mesh, layout)
     if devices > sizes.layers:
         raise fault("too-many-stages", f"{sizes.layers} layers cannot be divided into {devices} stages of a pipeline")
+    packed = partial(_sizes_in, model, prompt, generated, dtype, mesh, layout)
     return OffloadSetting(
-        sizes, machine, measured_on(runtime, machine), page_cache, devices, str(dtype), mesh, attention
-    )
+        sizes, machine, measured_on(runtime, machine), page_cache, devices, str(dtype), mesh, attention,
+        packed if runtime.quantizes == "text" else None,
+    )  # fmt: skip
 
 
 def best_plan(
     setting: OffloadSetting,
     *,
     compress: bool = False,
-    weights: GroupQuantization | None = None,
+    weights: WeightFormat | None = None,
     latency: float | None = None,
     prompts: int | None = None,
 ) -> PolicySearchResult:
@@ -125,15 +135,15 @@ def best_priced(setting: OffloadSetting, policies: Sequence[Policy], *, compress
 
 def _in_formats(setting: OffloadSetting, policy: Policy, compress: bool) -> list[Policy]:
     """The policy with each choice of what is quantized."""
-    if policy.quantized_weights or policy.quantized_cache:
+    if policy.bits:
         _check_quantizes(setting.runtime)
         return [policy]
     chosen = _compressions(setting, compress)
-    return [replace(policy, quantized_weights=weights, quantized_cache=cache) for weights, cache in chosen]
+    return [replace(policy, weight_format=weights, cache_format=cache) for weights, cache in chosen]
 
 
 def frontier(
-    setting: OffloadSetting, *, compress: bool = False, weights: GroupQuantization | None = None, points: int = 8
+    setting: OffloadSetting, *, compress: bool = False, weights: WeightFormat | None = None, points: int = 8
 ) -> list[PricedPolicy]:
     """Plans none of which another beats in both throughput and the time of a block, the fastest block first.
 
@@ -161,19 +171,18 @@ def frontier(
     ]
 
 
-def _compressions(
-    setting: OffloadSetting, compress: bool, weights: GroupQuantization | None = None
-) -> Sequence[Compression]:
+def _compressions(setting: OffloadSetting, compress: bool, weights: WeightFormat | None = None) -> Sequence[Formats]:
     if not compress and weights is None:
-        return (_AS_THEY_ARE,)
+        return (AS_THEY_ARE,)
     _check_quantizes(setting.runtime)
     if not compress:
         return ((weights, None),)
-    return ((INT4, INT4),) if setting.runtime.quantizes_both else ((None, INT4), (INT4, INT4))
+    both: Formats = "int4", "int4"
+    return (both,) if setting.runtime.quantizes_both else ((None, "int4"), both)
 
 
 def _check_quantizes(runtime: Runtime) -> None:
-    if not runtime.quantizes:
+    if not runtime.can_quantize:
         raise fault(
             "no-compression",
             f"{runtime.name} keeps nothing in 4 bits, or 8",
@@ -230,8 +239,8 @@ def _alternatives(setting: OffloadSetting, policy: Policy, compress: bool) -> It
         if not setting.excess(replace(policy, gpu_batch=batch)):
             yield f"with batches of {batch} it fits"
             break
-    if not (compress or policy.quantized_weights) and setting.runtime.quantizes:
-        packed = replace(policy, quantized_weights=INT4, quantized_cache=INT4)
+    if not (compress or policy.weight_format) and setting.runtime.can_quantize:
+        packed = replace(policy, weight_format="int4", cache_format="int4")
         if not setting.excess(packed):
             yield "with --compress 4bit it fits"
     for batches in dict.fromkeys(((policy.gpu_batch, policy.n_gpu_batches), (policy.gpu_batch, 1), (1, 1))):
@@ -242,7 +251,7 @@ def _alternatives(setting: OffloadSetting, policy: Policy, compress: bool) -> It
             return
 
 
-def _nothing_fits(setting: OffloadSetting, choices: Sequence[Compression], latency: float | None) -> DiagnosticError:
+def _nothing_fits(setting: OffloadSetting, choices: Sequence[Formats], latency: float | None) -> DiagnosticError:
     if latency is not None:
         return _too_slow(setting, choices, latency)
     lowest = shares(0, 0) if setting.machine.disk is not None else shares(0, 100)
@@ -253,18 +262,18 @@ def _nothing_fits(setting: OffloadSetting, choices: Sequence[Compression], laten
         f"{_gib(limits[tier] + nbytes)} {_IN[tier]}, {_gib(nbytes)} more than {setting.machine.name} has"
         for tier, nbytes in over.items()
     ]
-    as_they_are = choices[-1] == _AS_THEY_ARE
+    as_they_are = choices[-1] == AS_THEY_ARE
     return fault(
         "does-not-fit",
         f"nothing fits: with one sequence, and everything as low as it goes, it still takes {'; and '.join(needs)}",
         NOWHERE,
-        *(["--compress 4bit takes less than a third"] if as_they_are and setting.runtime.quantizes else []),
+        *(["--compress 4bit takes less than a third"] if as_they_are and setting.runtime.can_quantize else []),
         *(["shorter prompts (of a plan --prompt-len) take less of the device"] if "device" in over else []),
         "--gpus N divides the layers over machines",
     )
 
 
-def _too_slow(setting: OffloadSetting, choices: Sequence[Compression], latency: float) -> DiagnosticError:
+def _too_slow(setting: OffloadSetting, choices: Sequence[Formats], latency: float) -> DiagnosticError:
     best = fastest(setting, choices)
     if best is None:
         return _nothing_fits(setting, choices, None)

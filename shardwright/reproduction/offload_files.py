@@ -43,7 +43,7 @@ def _policy_row(line: Line) -> Check:
     name, packed = system.removesuffix("-4bit"), system.endswith("-4bit")
     if name not in runtime_names():
         raise _unknown_system(system, line)
-    if packed and not load_runtime(name).quantizes:
+    if packed and not load_runtime(name).can_quantize:
         raise fault("no-compression", f"{name} keeps nothing in 4 bits, and the system is {system}", line.span)
     row = OffloadRow(
         line.table,

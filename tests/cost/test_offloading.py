@@ -11,7 +11,7 @@ from calibrate_offloading import Measurement, calibrate
 
 from shardwright.cost.hardware.chips import load_machine
 from shardwright.cost.hardware.runtimes import NAMES, Runtime, load_runtime, rates_of, runtime_names
-from shardwright.cost.offloading.group_quantization import INT4, INT8
+from shardwright.cost.offloading.formats import in_groups
 from shardwright.cost.offloading.linear_program import Blocks, best_shares
 from shardwright.cost.offloading.memory import attends_on_host, peaks_of
 from shardwright.cost.offloading.placement import place
@@ -115,20 +115,23 @@ def test_policies_that_do_not_add_up(text: str, message: str, note: str) -> None
 def test_whole_tensors_make_20_percent_8() -> None:
     """wo is the last quarter of attention; the middle of w_down is at 75 %."""
     sizes = small()
-    placed = [place(part, shares(20, 80), FLEXGEN, quantized=None) for part in (sizes.attention, sizes.feedforward)]
+    placed = [place(part, shares(20, 80), FLEXGEN) for part in (sizes.attention, sizes.feedforward)]
     assert [each.device for each in placed] == [2 * E * E, 0]
     assert sum(each.device for each in placed) / LAYER == pytest.approx(1 / 12)
-    assert place(sizes.attention, shares(20, 80), OURS, quantized=None).device == pytest.approx(0.2 * 8 * E * E)
+    assert place(sizes.attention, shares(20, 80), OURS).device == pytest.approx(0.2 * 8 * E * E)
 
 
 def test_the_disk_comes_first() -> None:
-    placed = place(small().attention, shares(0, 50), FLEXGEN, quantized=None)
+    placed = place(small().attention, shares(0, 50), FLEXGEN)
     assert (placed.disk, placed.host, placed.device) == (4 * E * E, 4 * E * E, 0)
 
 
 def test_an_element_in_4_bits_takes_its_part_of_scale_and_least_value() -> None:
-    assert place(small().attention, shares(100, 0), OURS, quantized=INT4).device == 4 * E * E * (0.5 + 4 / 64)
-    assert place(small().attention, shares(100, 0), OURS, quantized=INT8).device == 4 * E * E * (1 + 4 / 64)
+    for stored, each in (("int4", 0.5), ("int8", 1)):
+        sizes = in_groups(small(), (stored, None))
+        assert place(sizes.attention, shares(100, 0), FLEXGEN).device == 4 * E * E * (each + 4 / 64)
+        assert sizes.attention.bytes == small().attention.bytes
+    assert in_groups(small(), (None, "int4")).cached_bytes == 0.5 + 4 / 64
 
 
 # ---------------------------------------------------------------- memory
@@ -156,8 +159,8 @@ def test_memory_is_that_of_the_five_constraints() -> None:
     }  # fmt: skip
     in_files = replace(runtime, weights_in_files=True)
     assert peaks_of(sizes, policy, in_files).disk == pytest.approx(peaks.disk - 0.25 * LAYER * N)
-    packed = replace(policy, quantized_weights=INT4)
-    assert peaks_of(sizes, packed, in_files) == peaks_of(sizes, packed, runtime)
+    packed, stored = replace(policy, weight_format="int4"), in_groups(sizes, ("int4", None))
+    assert peaks_of(stored, packed, in_files) == peaks_of(stored, packed, runtime)
 
 
 def test_a_table_that_is_used_twice_lies_there_once() -> None:
@@ -176,7 +179,7 @@ def test_a_table_that_is_used_twice_lies_there_once() -> None:
 def test_a_cache_in_4_bits_is_attended_on_the_device() -> None:
     policy = parse_policy("4,2,0,100,0,100,0,100")
     assert attends_on_host(policy, FLEXGEN)
-    assert not attends_on_host(replace(policy, quantized_cache=INT4), FLEXGEN)
+    assert not attends_on_host(replace(policy, cache_format="int4"), FLEXGEN)
     assert not attends_on_host(policy, load_runtime("accelerate"))
 
 
@@ -305,7 +308,7 @@ def tight(runtime: str = "flexgen") -> OffloadSetting:
 def test_no_policy_beats_the_bound_of_the_linear_program(runtime: str) -> None:
     setting, draw = tight(runtime), random.Random(7)
     whole = shares(100, 0)
-    choices = product((None, INT8), (None, INT4), (False, True))
+    choices = product((None, "int8"), (None, "int4"), (False, True))
     kinds = [Policy(1, 1, whole, whole, whole, *choice) for choice in choices]
     bounds = {kind: best_shares(setting, Blocks((2, 1), (12, 5)), kind) for kind in kinds}
     seen = 0

@@ -133,7 +133,7 @@ OTHERWISE: dict[str, list[tuple[str, Sequence[object]]]] = {
     "offload": [
         ("--sparse-attention was 1.0, and is 0.5 now", ("--sparse-attention", "0.5")),
         ("--compress was not given, and is 4bit now", ("--compress", "4bit")),
-        ("--weights was not given, and is int8 in groups of 64 now", ("--weights", "int8")),
+        ("--weights was not given, and is int8 now", ("--weights", "int8")),
     ],
 }
 BOTH: list[tuple[str, Sequence[object]]] = [

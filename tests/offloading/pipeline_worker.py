@@ -18,7 +18,6 @@ from typing import Any
 
 from shardwright.backends.torch.links import ProcessLinks
 from shardwright.backends.torch.world import World, joined
-from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.ir.diagnostics import Source
 from shardwright.ir.mesh import Mesh
@@ -41,7 +40,7 @@ def run(case: dict[str, Any], world: World | None) -> tuple[list[tuple[int, ...]
 def completed(case: dict[str, Any], world: World | None) -> tuple[list[Completion], OffloadedModel]:
     policy = parse_policy(case["policy"])
     if case.get("quantized"):
-        policy = replace(policy, quantized_weights=INT4, quantized_cache=INT4)
+        policy = replace(policy, weight_format="int4", cache_format="int4")
     settings = dict(case["settings"])
     settings["stop_tokens"] = frozenset(settings.get("stop_tokens", ()))
     mesh = Mesh(tuple(case.get("mesh", {}).items()))

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from models.greedy_generation import FEW, truth
 
 from shardwright.backends.timeline.recorder import Recorder
-from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
@@ -45,16 +45,16 @@ def test_a_run_has_a_timeline(
     assert shardwright("draw", made, "-o", tmp_path / "run.svg").status == 0
 
 
-@pytest.mark.parametrize("quantized", [None, INT4], ids=["whole", "int4"])
+@pytest.mark.parametrize("stored", [None, "int4"])
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "copied"])
 def test_events_have_the_bytes_that_they_moved(
-    checkpoint: Callable[..., Path], in_place: bool, quantized: GroupQuantization | None
+    checkpoint: Callable[..., Path], in_place: bool, stored: Literal["int4"] | None
 ) -> None:
     """Nothing but new rows of a cache in three memories leaves the device, and what of these is on disk is written."""
     folder, new = checkpoint("llama-grouped"), 3
     made = make_prompts([prompt.tolist() for prompt in truth(folder, FEW).prompts], 96, None)
-    policy = replace(parse_policy(f"{len(made)},1,20,30,20,40,100,0"), quantized_weights=quantized,
-                     quantized_cache=quantized)  # fmt: skip
+    policy = replace(parse_policy(f"{len(made)},1,20,30,20,40,100,0"), weight_format=stored,
+                     cache_format=stored)  # fmt: skip
     recorder = Recorder()
     request = OffloadRequest(policy, in_place=in_place)
     with OffloadedModel(folder, request, made, GenerationSettings(new), observe=recorder) as model:
@@ -65,7 +65,8 @@ def test_events_have_the_bytes_that_they_moved(
     assert +said == model.moved
     assert said["disk read"] > said["disk write"] > 0
     config = json.loads((folder / "config.json").read_text())
-    row = 4 * config["num_key_value_heads"] * config["hidden_size"] // config["num_attention_heads"]
+    size = config["hidden_size"] // config["num_attention_heads"]
+    row = config["num_key_value_heads"] * (4 * size if stored is None else size + 4)  # numbers of 4 bits in 8
     (bucket,) = buckets(made, len(made), 96)
     rows = len(made) * (bucket.length + new - 1)
     assert said["from device"] == (0 if in_place else 2 * config["num_hidden_layers"] * rows * row)

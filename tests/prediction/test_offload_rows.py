@@ -14,7 +14,6 @@ from calibrate_offloading import calibrate, calibration_rows
 
 from shardwright.cost.hardware.chips import load_machine
 from shardwright.cost.hardware.runtimes import load_runtime
-from shardwright.cost.offloading.group_quantization import INT4
 from shardwright.cost.offloading.policy import parse_policy
 from shardwright.cost.offloading.pricing import PricedPolicy
 from shardwright.cost.offloading.search import fastest, fitting_shares
@@ -351,8 +350,8 @@ def test_the_best_block_is_tried_in_every_format() -> None:
     """With weights in 4 bits, too, where the search found it with the cache alone in 4 bits."""
     setting = setting_of(built_in("opt-13b").model, load_machine("rtx-3090"), FLEXGEN, 1024, 128)
     plan = best_plan(setting, compress=True).plan
-    for packed in (INT4, None):
-        other = replace(plan.policy, quantized_weights=packed)
+    for packed in ("int4", None):
+        other = replace(plan.policy, weight_format=packed)
         assert setting.excess(other) or setting.price(other).tokens_per_s <= plan.tokens_per_s
 
 
@@ -494,7 +493,7 @@ def test_our_runtime_keeps_weights_in_4_bits_where_it_does_the_cache() -> None:
     made = {
         name: best_plan(
             setting_of(built_in("opt-1.3b").model, load_machine("t4"), load_runtime(name), 64, 8), compress=True
-        ).plan.policy.quantized
+        ).plan.policy.formats
         for name in ("ours", "flexgen")
     }
-    assert made == {"ours": {"weights": INT4, "cache": INT4}, "flexgen": {"weights": None, "cache": INT4}}
+    assert made == {"ours": ("int4", "int4"), "flexgen": (None, "int4")}

@@ -49,9 +49,7 @@ def test_rows_without_overlap_are_not_what_this_runtime_does() -> None:
 
 def test_four_bits_are_run_as_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     quantized: list[bool] = []
-    monkeypatch.setattr(
-        small_models, "_tokens_per_s", lambda _, policy, __: quantized.append(bool(policy.quantized)) or 1.0
-    )
+    monkeypatch.setattr(small_models, "_tokens_per_s", lambda _, policy, __: quantized.append(bool(policy.bits)) or 1.0)
     rows = [each.row for each in figures("flexgen-2").here]
     assert "small OPT 8 x 1, 100, 0, 100, 0, 100, 0" in rows
     assert "small OPT 8 x 1, 100, 0, 100, 0, 100, 0, in 4 bits" in rows

@@ -82,7 +82,7 @@ class BlockRun:
         model, programs = self.model, self.model.programs
         groups = programs.groups(self.block)
         made = [programs.program(self.block, number) for number in range(len(groups))]
-        states = [state_homes(program, model.tiers, model.request.policy.quantized_cache) for program in made]
+        states = [state_homes(program, model.tiers) for program in made]
         world = model.world
         try:
             with torch.inference_mode(), world.watching(self._fail) if world is not None else nullcontext():

@@ -11,20 +11,22 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.types import DType
 from shardwright.models.importing import ImportedModel, import_model
+from shardwright.models.value_types import CacheFormat
 
 _MAY_STAY_WHOLE = ("V=", "B=", "E=")
 """The sentences on what is left whole of which nothing follows but more bytes: tables, rows, the residual stream."""
 
 
 def imported_on(
-    config: Mapping[str, Any], mesh: Mesh, layout: str, rows: int, length: int, cache: int, dtype: DType | None
-) -> ImportedModel:
+    config: Mapping[str, Any], mesh: Mesh, layout: str, rows: int, length: int, cache: int, dtype: DType | None,
+    cache_format: CacheFormat | None = None,
+) -> ImportedModel:  # fmt: skip
     """The model of a config.json over a mesh, for so many rows and tokens of a prompt and positions of a cache.
 
     Raises where there is no such layout, or the mesh would leave whole what it is there to divide: the heads, or what
     the feedforward layers are split along.
     """
-    made = import_model(config, layout, mesh, rows, length, dtype, cache=cache)
+    made = import_model(config, layout, mesh, rows, length, dtype, cache=cache, cache_format=cache_format)
     whole = [sentence for sentence in made.dropped if not sentence.startswith(_MAY_STAY_WHOLE)]
     if whole:
         raise fault(

@@ -46,8 +46,7 @@ def offload(
     `DiagnosticError` where the checkpoint, a prompt or an option is at fault, or memory does not suffice.
     """
     from shardwright.backends.torch.resident import give_back_what_is_freed
-    from shardwright.cost.offloading.group_quantization import WEIGHT_FORMATS
-    from shardwright.cost.offloading.policy import AttentionPlace
+    from shardwright.cost.offloading.policy import AttentionPlace, WeightFormat
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.ir.settings import require_word
     from shardwright.ir.types import DType, Tier
@@ -61,7 +60,7 @@ def offload(
     from shardwright.serving.offloading.run_options import RunOptions
 
     require_word("dtype", dtype, DTYPES)
-    require_word("weights", weights, WEIGHT_FORMATS)
+    require_word("weights", weights, get_args(WeightFormat))
     require_word("compress", compress, ("4bit",))
     require_word("schedule", schedule, get_args(ScheduleName))
     require_word("attention", attention, get_args(AttentionPlace))
@@ -80,7 +79,7 @@ def offload(
         {Tier.DEVICE: device_memory, Tier.HOST: host_memory, Tier.DISK: disk_memory},
         spill_dir, device, sparse_attention,
         compress=compress is not None,
-        weights=None if weights is None else WEIGHT_FORMATS[weights],
+        weights=weights,
         attention=attention,
     )  # fmt: skip
     give_back_what_is_freed()

@@ -18,8 +18,7 @@ def placed(program: Program, policy: Policy, mapping: WeightMap) -> Program:
     """The program with weights, keys and values, and the residual stream, where the policy has them.
 
     A weight is spread along the outermost dimension of its tensor in the checkpoint, so that a share on disk is one
-    range of a file; quantized along its inner dimension, as groups lie along the outer one. The cache is spread along
-    its positions, hidden states along the batch.
+    range of a file. The cache is spread along its positions, hidden states along the batch.
     """
     weights = tuple(_weight(value, policy, mapping.entries[value.name]) for value in program.weights)
     caches = _caches(program)
@@ -48,9 +47,7 @@ def stored_order(entry: WeightEntry) -> tuple[tuple[str, ...], int]:
 
 def _weight(value: Value, policy: Policy, entry: WeightEntry) -> Value:
     order, _ = stored_order(entry)
-    inner = next((dim for dim in value.shape.names if dim != "N"), None)
-    along = inner if policy.quantized_weights and len(order) > 1 else order[0] if order else None
-    return _typed(value, placement_of(policy.weights, along))
+    return _typed(value, placement_of(policy.weights, order[0] if order else None))
 
 
 def placement_of(shares: Shares, along: str | None) -> Placement:

@@ -180,14 +180,9 @@ def planned(setting: OffloadSetting, outline: Outline) -> PricedPolicy:
 def plan_text(plan: PricedPolicy, name: str, program: Program) -> str:
     """The text of a program with a plan's placements; a comment at its head says what plan that is."""
     policy = plan.policy
-    option = "--compress 4bit" if policy.quantized_cache else "--weights int{bits}"
     lines = [
         f"{name} with the policy {policy} on {plan.setting.machine.name}: {plan.tokens_per_s:.4g} token/s.",
         "B are the rows of a block, M the batches in it.",
-        *(
-            f"In {bits} bits in memory: {' and '.join(what)} ({option.format(bits=bits)})."
-            for bits, what in policy.quantized_by_bits.items()
-        ),
     ]
     return "".join(f"# {line}\n" for line in lines) + f"\n{program!r}"
 

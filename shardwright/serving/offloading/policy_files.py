@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.cost.offloading.group_quantization import INT4, INT8
-from shardwright.cost.offloading.policy import AttentionPlace, Policy, parse_policy, policy_of_json
+from shardwright.cost.offloading.policy import AttentionPlace, Policy, WeightFormat, parse_policy, policy_of_json
 from shardwright.ir.diagnostics import NOWHERE, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Program
 from shardwright.ir.walk import lets_in
+
+_BITS: Mapping[int, WeightFormat] = {4: "int4", 8: "int8"}
 
 
 def is_program(path: str) -> bool:
@@ -42,6 +44,14 @@ def mesh_in(path: str, given: Mesh) -> Mesh:
 def has_movements(program: Program) -> bool:
     """Tells whether the copies and the schedule of a program are written down."""
     return any(isinstance(let.operation, Movement) for func in program.funcs for let in lets_in(func.body))
+
+
+def has_schedule(program: Program) -> bool:
+    """Tells whether copies are written down, or loops over batches, which take tokens as [M, B, L]: where everything
+    lies on the device a schedule has no copies."""
+    decode = (func for func in program.funcs if func.name == "decode")
+    ids = (value for func in decode for value in func.params if value.name == "ids")
+    return has_movements(program) or any(len(value.shape.dims) == 3 for value in ids)
 
 
 def check_plannable(path: str) -> None:
@@ -95,8 +105,8 @@ def _of_file(path: str) -> tuple[Policy, bool]:
             packed, bits = found.get("compressed", {}), found.get("bits", {})
             policy = replace(
                 policy,
-                quantized_weights={4: INT4, 8: INT8}[bits.get("weights", 4)] if packed.get("weights") is True else None,
-                quantized_cache=INT4 if packed.get("cache") is True else None,
+                weight_format=_BITS[bits.get("weights", 4)] if packed.get("weights") is True else None,
+                cache_format="int4" if packed.get("cache") is True else None,
                 host_attention=found.get("host_attention", True) is True,
             )
             return policy, "host_attention" in found

@@ -35,15 +35,18 @@ from shardwright.passes.compiling.place import Place
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
 from shardwright.passes.pipelines import EXPLICIT, explicit_passes, run_passes
+from shardwright.passes.transformations.quantize_weights import QuantizeWeights
+from shardwright.passes.transformations.quantized_weights import Quantization
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.generation.sampling import sampling_functions
 from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.buckets import Bucket, buckets
 from shardwright.serving.offloading.mesh_layouts import imported_on, with_layouts_of
 from shardwright.serving.offloading.placing import placed
-from shardwright.serving.offloading.policy_files import has_movements
+from shardwright.serving.offloading.policy_files import has_schedule
 from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace, part_of, scoring, with_hidden
 from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.stored_weights import recipe_of
 
 ENTERS, STAYS = "prefill", "decode"
 BOTH = f"{ENTERS}_and_{STAYS}"
@@ -100,7 +103,37 @@ class Programs:
     def _imported(self, rows: int, length: int, cache: int) -> ImportedModel:
         layout = self.request.layout if self.request.program is None else OPEN
         with located(Source(str(config_path(self.folder)), "")):
-            return imported_on(self.config.keys, self.place.mesh, layout, rows, length, cache, self.request.dtype)
+            return imported_on(
+                self.config.keys, self.place.mesh, layout, rows, length, cache, self.request.dtype,
+                self.request.policy.cache_format,
+            )  # fmt: skip
+
+    # ------------------------------------------------------------ weights
+
+    @cached_property
+    def own(self) -> Program:
+        """The checkpoint's own program, for one row."""
+        return elaborate(parse(Source("<import>", self._text)))
+
+    @cached_property
+    def recipe(self) -> Quantization:
+        """How weights are stored in few bits."""
+        return recipe_of(self._stored(self.own if self.request.program is None else self.written), self.own)
+
+    def _stored(self, program: Program) -> Program:
+        """The program with weights in the format that is asked for."""
+        stored = self.request.policy.weight_format
+        return program if stored is None else QuantizeWeights.storing(stored).run(program)
+
+    @property
+    def dtypes(self) -> dict[str, DType]:
+        """The formats that the weights of the checkpoint are read in."""
+        given = self.own if self.request.program is None else self.written
+        made = {value.name: value.type.dtype for value in self.own.weights}
+        found = {value.name: value.type.dtype for value in given.weights}
+        made |= {name: found[name] for name in made if name in found and found[name].is_wide_float}
+        scaled = {entry.weight: found.get(entry.scale) for entry in self.recipe if entry.groups is not None}
+        return made | {name: dtype for name, dtype in scaled.items() if dtype is not None}
 
     # ------------------------------------------------------------ a program that was given
 
@@ -111,9 +144,8 @@ class Programs:
 
     @property
     def fixed(self) -> bool:
-        """True if a program was given whose movements are written down: it runs as it is, with the sizes that it
-        has."""
-        return self.request.program is not None and has_movements(self.written)
+        """True if a program was given whose schedule is written down: it runs as it is, with the sizes that it has."""
+        return self.request.program is not None and has_schedule(self.written)
 
     def _check(self, program: Program) -> None:
         """Raises where the program is none of this checkpoint, for other chips, or where movements are written down and
@@ -130,10 +162,12 @@ class Programs:
                 NOWHERE,
                 "the command starts them: shardwright offload CHECKPOINT --policy FILE.shard",
             )
-        own = elaborate(parse(Source("<import>", self._text)))
-        known = {value.name: value.shape for value in own.weights}
+        known = {value.name: value.shape for value in self.own.weights}
+        scales = {entry.scale for entry in self.recipe}
         for value in program.weights:
             there = known.get(value.name)
+            if value.name in scales:
+                continue
             if there is None:
                 raise fault("wrong-program", f"the checkpoint has no weight {value.name}", value.span,
                             f"it has {', '.join(known)}")  # fmt: skip
@@ -181,6 +215,15 @@ class Programs:
                 "leave --dtype out, or make a program in that format: shardwright import CHECKPOINT"
                 f" --dtype {request.dtype}",
             )  # fmt: skip
+        policy = request.policy
+        if policy.cache_format is not None:
+            raise fault("wrong-program", f"the program says how its cache is stored, and {policy.cache_format} is asked"
+                        " for", NOWHERE, "leave --compress out, or make a program with such a cache: shardwright import"
+                        f" CHECKPOINT --cache T --cache-format {policy.cache_format}")  # fmt: skip
+        if policy.weight_format is not None and (self.fixed or any(v.type.dtype.bits <= 8 for v in program.weights)):
+            raise fault("wrong-program", f"the program says how its weights are stored, and {policy.weight_format} is"
+                        " asked for", NOWHERE, "leave --weights out, or store them so in a program without movements:"
+                        " shardwright opt FILE --passes quantize-weights")  # fmt: skip
         if not self.fixed:
             return
         written = "the program has its movements written down"
@@ -304,9 +347,10 @@ class Programs:
         sizes = {"B": rows, "L": length, "T": cache}
         if self.request.program is not None:
             with located(self.request.program):
-                return resized(self.written, sizes)
+                return self._stored(resized(self.written, sizes))
         text = self._imported(rows, length, cache).unformatted if self.place.split else self._text
-        return placed(elaborate(parse(Source("<import>", text)), dims=sizes), self.request.policy, self.mapping)
+        made = placed(elaborate(parse(Source("<import>", text)), dims=sizes), self.request.policy, self.mapping)
+        return self._stored(made)
 
     def scoring(self, rows: int, positions: int) -> Program:
         """Gives the log-probabilities of the tokens that follow so many positions, of a batch."""
@@ -348,9 +392,10 @@ def model_program(
     model: Model, policy: Policy, prompt: int, context: int, dtype: DType, mesh: Mesh = ONE_CHIP, layout: str = "ws1d"
 ) -> Program:
     """A model's program for a block of the policy, with its placements, and on a mesh its layouts."""
-    request = ForwardRequest(layout, mesh, policy.block, prompt, dtype, None, context)
+    request = ForwardRequest(layout, mesh, policy.block, prompt, dtype, None, context, cache_format=policy.cache_format)
     program = elaborate(parse(Source("<model>", model_text(model, request)[0])))
-    return placed(program, policy, weight_map(model))
+    made = placed(program, policy, weight_map(model))
+    return made if policy.weight_format is None else QuantizeWeights.storing(policy.weight_format).run(made)
 
 
 def scheduled_model(

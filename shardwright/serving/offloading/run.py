@@ -104,6 +104,7 @@ class OffloadedModel:
         from shardwright.backends.torch.tiers import open_tiers
         from shardwright.backends.torch.weight_homes import RowOrder, weight_homes
         from shardwright.models.checkpoint import CheckpointSource
+        from shardwright.passes.transformations.quantized_weights import QuantizedWeights
 
         request, policy = self.request, self.request.policy
         first = self.programs.program(self.blocks[0] if self.blocks else PromptBlock((), 1, 8, 9, 0), 0)
@@ -115,8 +116,9 @@ class OffloadedModel:
         if self.world is not None:
             device = self.world.device(request.device)
         mapping = self.programs.mapping
-        dtypes = {value.name: value.type.dtype for value in first.weights}
-        self.source: CheckpointSource = stack.enter_context(CheckpointSource(self.folder, mapping, dtypes))
+        self.source: CheckpointSource = stack.enter_context(
+            CheckpointSource(self.folder, mapping, self.programs.dtypes)
+        )
         tiers = open_tiers(
             device,
             request.caps,
@@ -128,16 +130,23 @@ class OffloadedModel:
         )
         self.tiers: Tiers = stack.enter_context(tiers)
         orders = {name: RowOrder(*stored_order(entry)) for name, entry in mapping.entries.items()}
-        source: FileSource = self.source
+        recipe = self.programs.recipe
+        source: FileSource = QuantizedWeights(recipe, self.source) if recipe else self.source
         if self.world is not None:
-            source = SourcePart(self.source, {value.name: self._held(value) for value in first.weights})
+            source = SourcePart(source, {value.name: self._held(value) for value in first.weights})
             self.links = ProcessLinks(self.world, self.tiers, self.place.mesh.n_chips)
             make_groups(self.world, self.place.mesh, self.tiers.device)
         weights = weight_homes(
-            first, self.tiers, source, orders, policy.quantized_weights, self.layers.start, gathered=self.place.split
+            first,
+            self.tiers,
+            source,
+            orders,
+            self.layers.start,
+            made={name for entry in recipe for name in (entry.weight, entry.scale)},
+            gathered=self.place.split,
         )
         self.weights: dict[str, WeightHome] = weights
-        state = state_homes(first, self.tiers, policy.quantized_cache)
+        state = state_homes(first, self.tiers)
         self._check_memory(needed_bytes(weights), needed_bytes(state))
         self.buffers = Buffers(self.tiers)
         stack.callback(self._release)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shardwright.cost.hardware.chips import Machine, load_machine
-from shardwright.cost.offloading.group_quantization import INT4, GroupQuantization
-from shardwright.cost.offloading.policy import AttentionPlace, Policy
+from shardwright.cost.offloading.policy import AttentionPlace, Policy, WeightFormat
 from shardwright.cost.offloading.pricing import OffloadSetting
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.mesh import ONE_CHIP, Mesh
@@ -48,7 +47,7 @@ class RunOptions:
     readers: int = 4
     page_cache: bool | None = None
     compress: bool = False
-    weights: GroupQuantization | None = None
+    weights: WeightFormat | None = None
     latency: float | None = None
     mesh: Mesh = ONE_CHIP
     layout: str = DEFAULT_LAYOUT
@@ -106,9 +105,9 @@ class RunOptions:
                 setting, compress=self.compress, weights=self.weights, latency=self.latency, prompts=len(prompts)
             )
             policy = found.plan.policy
-        if self.compress and not policy.quantized_by_bits:
-            return replace(policy, quantized_weights=INT4, quantized_cache=INT4)
-        return replace(policy, quantized_weights=self.weights or policy.quantized_weights)
+        if self.compress and not policy.bits:
+            return replace(policy, weight_format="int4", cache_format="int4")
+        return replace(policy, weight_format=self.weights or policy.weight_format)
 
     def setting(self, prompts: Sequence[Prompt], gpus: int = 1, room: MemoryRoom | None = None) -> OffloadSetting:
         """The run as the cost model sees it: every prompt as long as the longest."""
