@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardwright.backends.torch.kernels import VIEWS, compute
-from shardwright.backends.torch.kernels.prepared import Common, Prepared, in_place, prepared
+from shardwright.backends.torch.kernels.prepared import Common, Prepared, in_place, prepared, unless_spread
 from shardwright.backends.torch.movements import move
 from shardwright.backends.torch.row_updates import begins_of, put_rows
 from shardwright.backends.torch.shards import held_of
-from shardwright.backends.torch.tensors import Argument, NamedTensor
+from shardwright.backends.torch.tensors import Argument, NamedTensor, held_as
 from shardwright.ir import ops
 from shardwright.ir.diagnostics import DiagnosticError, fault, placed
 from shardwright.ir.operation import Number, Operand
@@ -327,16 +327,22 @@ class CompiledBlock:
                     "leave --sparse-attention out",
                 )
         if run is None:
+            before = held_as(self._shapes[read[0]].dtype) if isinstance(operation, ops.Convert) else None
+            made = before is not None and before != held_as(result.shape.dtype)
             for value in statement.results:
-                self._makes(value, read)
+                self._makes(value, () if made else read)
             return self._interpreting(statement, read, operands, dead, copied=kept)
-        donor = next((n for n in read if n in dead and self._is_free(n, at)), None)
-        reusing = in_place(operation) if all(o == result.shape for o in operands) else None
+        same = [name for name in read if self._shapes[name] == result.shape]
+        donor = next((n for n in same if n in dead and self._is_free(n, at)), None)
+        shapes = [self._shapes[name] for name in read if name != donor]
+        fitting = len(read) == len(operands) and all(shape.dtype is result.shape.dtype for shape in shapes)
+        reusing = in_place(operation, shapes, result.shape) if donor is not None and fitting else None
         if donor is None or reusing is None or len(set(read)) < len(read):
             self._makes(result, read if isinstance(operation, ops.Take) else ())
             return _calling(_copied(run) if kept else run, read, result.name, dead)
         self._makes(result, (donor,))
-        return _calling(_unless_spread(reusing, run), [donor, *(n for n in read if n != donor)], result.name, dead)
+        given = [donor, *(n for n in read if n != donor)]
+        return _calling(unless_spread(reusing, run, [given.index(n) for n in read]), given, result.name, dead)
 
     def _interpreting(
         self, statement: Let, read: Sequence[str], operands: Sequence[Shape | Number], dead: Sequence[str], *,
@@ -452,16 +458,6 @@ def _drop(values: Values, names: Sequence[str]) -> None:
 def _alone_in_memory(tensor: Tensor) -> bool:
     """True if nothing else can lie in the memory of a tensor."""
     return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-
-
-def _unless_spread(reusing: Prepared, run: Prepared) -> Prepared:
-    """`reusing`, but `run` where one number in the donor's memory stands for several; operands may change places."""
-
-    def either(common: Common, donor: Tensor, *others: Tensor) -> Tensor:
-        spread = any(step == 0 and n > 1 for step, n in zip(donor.stride(), donor.shape, strict=True))
-        return (run if spread else reusing)(common, donor, *others)
-
-    return either
 
 
 def _copied(run: Prepared) -> Prepared:

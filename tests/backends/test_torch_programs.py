@@ -129,3 +129,20 @@ def test_grouped_products(dtype: str, x: str, expert: str) -> None:
     )
     for kind, wanted, found in run(of, "f", 0):
         assert np.abs(found - wanted).max() <= TOLERANCES[kind] * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    "value", ["convert[f32](q) * s", "s * convert[f32](q)", "s + tanh(x)", "full[EB, f32](0.5) * s"]
+)
+def test_results_in_the_memory_of_a_larger_operand(value: str) -> None:
+    """What is used no more gives its memory, wherever it stands, unless one of its numbers stands for several."""
+    of = program(
+        "dim B=4 E=3\nfunc f(q: int4 EB, x: f32 EB, s: f32 B) -> f32 EB {\n"
+        f"  made: f32 EB = {value}\n  return made\n}}\n"
+    )
+    q, x = np.arange(-6, 6).reshape(3, 4), np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    s = np.asarray([2, 3, 5, 7], np.float32)
+    given = {"q": q, "x": x, "s": s}
+    wanted = {"c": q * s, "s + tanh(x)": np.tanh(x) + s, "full[EB, f32](0.5) * s": y[:, None] * (x + 2)}
+    (found,) = computed(of, of.func("f"), given, runs=2)
+    assert found.numpy() == pytest.approx(wanted.get(value, q * s), rel=1e-6)

@@ -47,22 +47,46 @@ def prepared(operation: Operation, operands: Operands, result: Shape, sparse: fl
     return prepare(operation, operands, result)
 
 
-def in_place(operation: Operation) -> Prepared | None:
-    """The operation with its result in the memory of the first operand, whose shape is that of the result."""
+def in_place(operation: Operation, others: Sequence[Shape], result: Shape) -> Prepared | None:
+    """The operation with its result in the memory of an operand, which has its shape; the `others` come after it."""
     import torch
     from torch.nn import functional
 
+    def onto(function: Callable[[Tensor, Tensor], Tensor]) -> Prepared:
+        if all(shape.names == result.names for shape in others):
+            return _of_tensors(function)
+        arranged = _arranged(others[0], result.names)
+
+        def run(_: Common, donor: Tensor, other: Tensor) -> Tensor:
+            return function(donor, arranged(other))
+
+        return run
+
     match operation:
         case ops.Add():
-            return _of_tensors(torch.Tensor.add_)
+            return onto(torch.Tensor.add_)
         case ops.Mul():
-            return _of_tensors(torch.Tensor.mul_)
+            return onto(torch.Tensor.mul_)
         case ops.Function("relu"):
             return _of_tensors(torch.Tensor.relu_)
         case ops.Function("silu"):
             return _of_tensors(partial(functional.silu, inplace=True))
         case _:
             return None
+
+
+def unless_spread(reusing: Prepared, run: Prepared, places: Sequence[int]) -> Prepared:
+    """`reusing`, but `run` where one number in the donor's memory stands for several; `run` has its operands at these
+    places."""
+
+    def either(common: Common, donor: Tensor, *others: Tensor) -> Tensor:
+        spread = any(step == 0 and n > 1 for step, n in zip(donor.stride(), donor.shape, strict=True))
+        if not spread:
+            return reusing(common, donor, *others)
+        given = (donor, *others)
+        return run(common, *(given[at] for at in places))
+
+    return either
 
 
 def _of_tensors(function: Callable[..., Tensor]) -> Prepared:
