@@ -228,7 +228,7 @@ def test_without_time_weights_are_stored_as_decode_alone_has_them(model: str) ->
 @pytest.mark.usefixtures("first_choices")
 def test_more_positions_than_the_model_has_are_told(model: str) -> None:
     page = str(plan(model, small(), 2, 1000, 64, batch=1, seconds=2))
-    assert "positions          1064, more than the model's 1024: it was not made for them\n" in page
+    assert "positions          1063, more than the model's 1024: it was not made for them\n" in page
     assert "positions" not in str(plan(model, small(), 2, 960, 64, batch=1, seconds=2))
 
 
@@ -398,7 +398,7 @@ def test_which_built_in_models_have_checkpoints(model: str) -> None:
         (("nothing-7b",), "there is no model nothing-7b"),
         (
             ("opt-13b", "--prompt", "2000", "--output", "200"),
-            "a prompt of 2000 and 200 new tokens take 2200 positions, and opt-13b has 2048",
+            "a prompt of 2000 and 200 new tokens take 2199 positions, and opt-13b has 2048",
         ),
         (("llama-7b", "--chip", "tpu-v4", "--chips", "7"), "no slice of tpu-v4 has 7 chips"),
     ],

@@ -380,8 +380,8 @@ def _model_text(args: argparse.Namespace, plan: PricedPolicy, name: str) -> str:
     from shardwright.serving.offloading.programs import model_program
 
     sizes, model, policy = plan.setting.sizes, model_of(args.model).model, plan.policy
-    dtype = DType(plan.setting.dtype)
-    program = model_program(model, policy, sizes.prompt, sizes.context, dtype, **_over_mesh(args))
+    dtype, cache = DType(plan.setting.dtype), model.cache_for(sizes.prompt, sizes.generated)
+    program = model_program(model, policy, sizes.prompt, cache, dtype, **_over_mesh(args))
     return plan_text(plan, name, with_batches(program, policy.n_gpu_batches))
 
 
@@ -401,8 +401,9 @@ def _write_timeline(args: argparse.Namespace, plan: PricedPolicy, model: str) ->
         if not setting.runtime.synchronised and setting.runtime.overlapped:
             described, sizes = model_of(args.model).model, setting.sizes
             described = replace(described, layers=setting.stage.layers)
+            cache = described.cache_for(sizes.prompt, sizes.generated)
             program = scheduled_model(
-                described, plan.policy, sizes.prompt, sizes.context, DType(setting.dtype), diagonal=diagonal
+                described, plan.policy, sizes.prompt, cache, DType(setting.dtype), diagonal=diagonal
             )
         elif diagonal:
             message = f"{setting.runtime.name} has the zig-zag block schedule alone"

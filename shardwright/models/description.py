@@ -11,6 +11,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 
+def positions_of(prompt: int, new: int) -> int:
+    """The positions that a prompt and so many new tokens take, of which the last is not read and needs none."""
+    return prompt + max(0, new - 1)
+
+
 @dataclass(frozen=True)
 class Norm:
     """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019).
@@ -294,6 +299,12 @@ class Model:
     def has_checkpoints(self) -> bool:
         """Tells whether the names in its checkpoints are known: those of some modules have the layer's number."""
         return any("{layer}" in module for module in self.modules.values())
+
+    def cache_for(self, prompt: int, new: int) -> int:
+        """The positions of a cache for a prompt and its new tokens: one for each, since sums of round numbers divide
+        over chips, save where the last, which needs none, would be one more than the model has."""
+        needed = positions_of(prompt, new)
+        return needed if needed == self.longest else prompt + new
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

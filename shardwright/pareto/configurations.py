@@ -12,6 +12,7 @@ from shardwright.cost.hardware.networks import Torus
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.models.built_in import BuiltIn
+from shardwright.models.description import positions_of
 from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.prediction.fitting import n_chips_of
@@ -59,7 +60,7 @@ class Sweep:
     @property
     def context(self) -> int:
         """Positions of the cache."""
-        return self.prompt + self.generated
+        return self.model.model.cache_for(self.prompt, self.generated)
 
     def length(self, phase: Phase) -> int:
         """The new positions of each sequence in one call."""
@@ -95,13 +96,13 @@ def configurations_of(sweep: Sweep) -> list[Configuration]:
     Raises where no slice of the chip has so many chips, or the cache is longer than the model's positions.
     """
     model, both = sweep.model.model, len(sweep.attention) > 1
-    if sweep.context > model.longest:
+    if (needed := positions_of(sweep.prompt, sweep.generated)) > model.longest:
         raise fault(
             "too-long",
-            f"{sweep.prompt} tokens in and {sweep.generated} out are {sweep.context} positions, and {sweep.model.name}"
-            f" has {model.longest}",
+            f"{sweep.prompt} tokens in and {sweep.generated} out take {needed} positions, and {sweep.model.name} has"
+            f" {model.longest}",
             NOWHERE,
-            f"give --prompt-len and --gen-len that make {model.longest} or less",
+            f"give --prompt-len and --gen-len that make {model.longest + 1} or less: the last token out takes none",
         )
     found: list[Configuration] = []
     for mesh in meshes(sweep):

@@ -46,13 +46,14 @@ def _generation(sweep: Sweep, one: Configuration, decode: Point, prefills: Seque
         trouble = "no layout of prefill in the sweep stores the weights as decode does"
         return replace(identity(one), phase="generation", trouble=trouble)
     time_s = prefill.latency_s + sweep.generated * decode.latency_s
+    tokens = decode.batch * (sweep.prompt + sweep.generated)
     return replace(
         decode,
         phase="generation",
         prefill_layout=prefill.layout,
         latency_s=time_s,
         chip_seconds_per_token=decode.chips * time_s / (decode.batch * sweep.generated),
-        mfu=mfu(sweep.chip, decode.chips, active_parameters(sweep.model), decode.batch * sweep.context, time_s),
+        mfu=mfu(sweep.chip, decode.chips, active_parameters(sweep.model), tokens, time_s),
         activation_bytes=max(decode.activation_bytes, prefill.activation_bytes),
         too_many_bytes=max(decode.too_many_bytes, prefill.too_many_bytes),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.cost.movements.movement import duration_text
 from shardwright.ir.text.table import bytes_text, counted, text_table
+from shardwright.models.description import positions_of
 from shardwright.planning.serving import ServingChoice, ServingDemand, ServingPlan, limit
 from shardwright.prediction.models import beyond_positions
 
@@ -147,8 +148,8 @@ _BINDING = {
 
 def _beyond(demand: ServingDemand) -> str:
     """The positions of a sequence where they are more than the model's config has; nothing elsewhere."""
-    positions = demand.prompt + demand.output
-    return f"{positions}, {words}" if (words := beyond_positions(demand.model.model, positions)) else ""
+    needed = positions_of(demand.prompt, demand.output)
+    return f"{needed}, {words}" if (words := beyond_positions(demand.model.model, needed)) else ""
 
 
 def _figures(*rows: tuple[str, str]) -> Iterator[str]:

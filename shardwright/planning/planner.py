@@ -22,6 +22,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.settings import require_count, require_limit, require_word
 from shardwright.ir.text.table import bytes_text, counted
+from shardwright.models.description import positions_of
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult, TooLargeError
@@ -75,8 +76,8 @@ def plan(
     with located(Source(model, "")):
         found = model_of(model)
         longest = longest_context(found.model)
-        if longest is not None and prompt + output > longest:
-            asked = f"a prompt of {prompt} and {output} new tokens take {prompt + output} positions"
+        if longest is not None and (needed := positions_of(prompt, output)) > longest:
+            asked = f"a prompt of {prompt} and {output} new tokens take {needed} positions"
             raise fault("too-long", f"{asked}, and {found.name} has {longest}", NOWHERE, "ask for fewer of either")
     chip = load_chip(chip) if isinstance(chip, str) else chip
     demand = ServingDemand(found, chip, chips, prompt, output, ttft, tpot, weights, batch, experts, expert_capacity)
@@ -218,7 +219,7 @@ class _Planner:
         all is split over all chips."""
         demand, model = self.demand, self.demand.model.model
         room = self._room - weight_bytes(model, demand.weights)
-        row = 4 * model.layers * model.attention.kv_heads * model.attention.head_dim * (demand.prompt + demand.output)
+        row = 4 * model.layers * model.attention.kv_heads * model.attention.head_dim * demand.positions
         return self._even(min(room / (2 * row), 1024.0))
 
     def _fewer(self, batch: int) -> int:
@@ -384,7 +385,7 @@ class _Planner:
         if isinstance(found, DiagnosticError):
             return fault(
                 "does-not-fit",
-                f"{name} does not fit on {chips} with {counted(batch, 'sequence')} of {demand.prompt + demand.output}"
+                f"{name} does not fit on {chips} with {counted(batch, 'sequence')} of {demand.positions}"
                 f" positions: {found.diagnostics[0].message}",
                 NOWHERE,
                 *self._lifts(found.memory if isinstance(found, TooLargeError) else None, lighter),

@@ -44,6 +44,11 @@ class ServingDemand:
     experts: ExpertsForm = "routed"
     expert_capacity: float | None = None
 
+    @property
+    def positions(self) -> int:
+        """Positions of a cache."""
+        return self.model.model.cache_for(self.prompt, self.output)
+
 
 @dataclass(frozen=True)
 class ServingChoice:
@@ -176,7 +181,7 @@ def serving_program(
 ) -> Program:
     """The surface program with every layout open, of one phase or of both with the copies between their caches."""
     request = ProgramRequest(
-        "open", mesh, batch, demand.prompt, DType.BF16, None, demand.prompt + demand.output,
+        "open", mesh, batch, demand.prompt, DType.BF16, None, demand.positions,
         phases=PHASES if phase is None else (phase,), prompts=prompts, experts=demand.experts,
         expert_capacity=demand.expert_capacity,
     )  # fmt: skip

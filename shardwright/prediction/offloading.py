@@ -18,7 +18,7 @@ from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
-from shardwright.models.description import Model
+from shardwright.models.description import Model, positions_of
 from shardwright.models.forward import ProgramRequest, model_text
 from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 
@@ -41,7 +41,7 @@ def model_sizes(
     Raises where prompt and generation together are longer than the model's positions, of which the last token needs
     none.
     """
-    if (needed := prompt + generated - 1) > model.longest:
+    if (needed := positions_of(prompt, generated)) > model.longest:
         raise fault(
             "too-long",
             f"{prompt} tokens and {generated} more need {needed} positions, and {model.architecture} has"
@@ -60,7 +60,7 @@ def _sizes_in(
     from shardwright.passes.pipelines import EXPLICIT, run_passes
 
     weights, cache = formats
-    context = min(prompt + generated, model.longest)
+    context = model.cache_for(prompt, generated)
     request = ProgramRequest(layout, mesh, 1, prompt, dtype, None, context, decomposed=True, cache_format=cache)
     program = elaborate(parse(Source("<model>", model_text(model, request)[0])))
     storing = () if weights is None else (QuantizeWeights.storing(weights),)

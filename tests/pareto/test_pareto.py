@@ -360,7 +360,7 @@ def test_what_is_said_of_bad_input(shardwright: Callable) -> None:
         "note: the nearest sizes are 8 and 16\n"
     )
     assert run(shardwright, "--prompt-len", "9000").err.startswith(
-        "palm-8b: error: 9000 tokens in and 64 out are 9064 positions, and palm-8b has "
+        "palm-8b: error: 9000 tokens in and 64 out take 9063 positions, and palm-8b has "
     )
     for option, text, wanted in [
         ("--chips", "9..4", "'9..4' is not a range of whole numbers from 1 up, as in 8..256"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.models.description import positions_of
 from shardwright.serving.generation.bad_logits import check_scores, check_token
 from shardwright.serving.generation.page_table import PageTable, pool_sizes
 from shardwright.serving.generation.prefix import shared_prefix
@@ -189,7 +190,7 @@ class _Run:
 
     def needs(self, prompt: Prompt) -> tuple[tuple[int, ...], int]:
         """The tokens of a prompt, and how many positions of the cache its text may take: the last needs none."""
-        return prompt.tokens, len(prompt.tokens) + max(0, self.settings.max_new_tokens - 1)
+        return prompt.tokens, positions_of(len(prompt.tokens), self.settings.max_new_tokens)
 
     def table(self) -> dict[str, Any]:
         """The argument that says which pages rows have, where there are pages."""

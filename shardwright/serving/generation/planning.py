@@ -15,7 +15,7 @@ from shardwright.ir.settings import require_count, require_word
 from shardwright.ir.text.parser import parse, read_source
 from shardwright.ir.types import DType
 from shardwright.ir.verification.verifier import Level
-from shardwright.models.description import Model
+from shardwright.models.description import Model, positions_of
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm, check_capacity
 from shardwright.models.value_types import CacheFormat, Pages
@@ -107,7 +107,7 @@ def _made(
             room.check(prompt, settings.max_new_tokens)
     longest = max(len(prompt.tokens) for prompt in prompts)
     if cache is None:
-        cache = longest + max(0, settings.max_new_tokens - 1)
+        cache = positions_of(longest, settings.max_new_tokens)
         if options.attention == "positions":
             cache = min(-(-cache // mesh.n_chips) * mesh.n_chips, model.longest)
     texts = len(prompts) * settings.samples

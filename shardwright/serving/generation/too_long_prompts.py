@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.models.description import positions_of
 from shardwright.serving.generation.engine import Completion
 from shardwright.serving.generation.prompts import Prompt
 
@@ -32,7 +33,7 @@ class Room:
                 "shorten the prompt" + (f", or give a larger {self.larger}" if self.larger else ""),
             )
         if new > fits:
-            more = f", or {self.larger} {-(-(length + new - 1) // self.unit)}" if self.larger else ""
+            more = f", or {self.larger} {-(-positions_of(length, new) // self.unit)}" if self.larger else ""
             raise prompt.fault(
                 "cache-full",
                 f"{has} and {new} more are wanted, and {self.whose} {self.positions} positions",

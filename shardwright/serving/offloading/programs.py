@@ -25,7 +25,7 @@ from shardwright.ir.verification.completion import complete
 from shardwright.ir.verification.verifier import Level, verify
 from shardwright.ir.walk import lets_in
 from shardwright.models.config import config_path, read_config
-from shardwright.models.description import Model
+from shardwright.models.description import Model, positions_of
 from shardwright.models.forward import ProgramRequest as ForwardRequest
 from shardwright.models.forward import model_text
 from shardwright.models.importing import ImportedModel, checkpoint_dtype
@@ -267,7 +267,7 @@ class Programs:
             together, rows, length, cache = self._lengths(self.written)
             diagonal = BOTH in {func.name for func in self.written.funcs}
             longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-            if longest > length or longest + new - 1 > cache:
+            if longest > length or positions_of(longest, new) > cache:
                 assert self.request.program is not None
                 with located(self.request.program):
                     raise fault(

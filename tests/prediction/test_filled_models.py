@@ -1,0 +1,48 @@
+"""Texts that fill a model: the last new token is not read, so that it needs no position, whichever command counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from shardwright.models.built_in import built_in
+from shardwright.models.description import positions_of
+
+LONGEST = built_in("opt-125m").model.longest
+
+ASKED = {
+    "plan": ("--prompt", "--output", "--chip", "h100", "--chips", "1", "--batch", "1", "--time-limit", "0"),
+    "pareto": (
+        "--prompt-len", "--gen-len", "--chip", "h100", "--chips", "1", "--batch", "1", "--layout", "megatron",
+        "--weights", "bf16", "--attention", "head", "--latency-bound", "1", "--phase", "generation",
+    ),
+    "offload": ("--prompt-len", "--gen-len", "--plan-only", "--machine", "t4", "--policy", "1,1,100,0,100,0,100,0"),
+}  # fmt: skip
+WRITTEN = {"plan": "-o", "pareto": "--program", "offload": "-o"}
+
+
+def test_the_last_new_token_needs_no_position() -> None:
+    assert (positions_of(5, 4), positions_of(5, 1), positions_of(5, 0)) == (8, 5, 5)
+    model = built_in("opt-125m").model
+    assert [model.cache_for(LONGEST - 8, new) for new in (1, 8, 9)] == [LONGEST - 7, LONGEST, LONGEST]
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_texts_may_fill_a_model_and_no_more(
+    command: str, shardwright: Callable[..., SimpleNamespace], tmp_path: Path
+) -> None:
+    prompt, output, *options = ASKED[command]
+    file = tmp_path / "written.shard"
+
+    def asked(new: int) -> SimpleNamespace:
+        lengths = (prompt, LONGEST - 8, output, new)
+        return shardwright(command, "opt-125m", *lengths, *options, WRITTEN[command], file)
+
+    assert asked(9).status == 0
+    assert f" T={LONGEST} " in file.read_text().replace("\n", " ")
+    beyond = asked(10)
+    assert beyond.status == 1
+    assert f"{LONGEST + 1} positions, and opt" in beyond.err
