@@ -33,7 +33,7 @@ def cheapest(points: Sequence[Point], bound_s: float | None = None) -> Point:
             f"no configuration takes {bound_s:g} s or less for {what(least.phase)}",
             NOWHERE,
             f"the least is {least.latency_s:.4g} s: {described(least)}",
-            f"give --latency-bound {least.latency_s * 1.001:.3g} or more, more chips, smaller batches or int8 weights",
+            f"give --latency-bound {least.latency_s * 1.001:.3g} or more, {_lighter(least)}",
         )
     return within[-1]
 
@@ -68,5 +68,12 @@ def _nothing_fits(points: Sequence[Point]) -> DiagnosticError:
         f"none of {len(points)} configurations of {nearest.phase} fits into a chip's memory",
         NOWHERE,
         f"the nearest needs {nearest.too_many_bytes / 1e9:.3g} GB more: {described(nearest)}",
-        "take more chips, int8 weights, smaller batches or shorter texts",
+        f"take {_lighter(nearest, 'shorter texts')}",
     )
+
+
+def _lighter(point: Point, *others: str) -> str:
+    """Ways to ask less of a chip than a point does, of those that are left: `more chips, int8 weights or others`."""
+    smaller = ["smaller batches"] if point.batch > 1 else []
+    ways = ["more chips", *smaller, *(["int8 weights"] if point.weights == "bf16" else []), *others]
+    return " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))

@@ -212,7 +212,7 @@ def _row(
     needed, there = weight_bytes(model.model, weights), chips * chip.memory_bytes
     if needed > there:
         found = f"{model.name} has {needed / 1e9:.0f} GB of {weights} weights"
-        note = "take more chips" if weights == "int8" else "take more chips, or int8 weights"
+        note = "take more chips, or int8 weights" if weights == "bf16" else "take more chips"
         raise fault("bad-row", f"{found}, and {chips} {chip.name} hold {there / 1e9:.0f} GB", line.span, note)
     decomposed, cache = line.choice("attention", _DECOMPOSED, "products"), line.choice("cache", _CACHES, "bf16")
     deployment = Deployment(model.model, mesh, preset, attention, weights, decomposed, cache)

@@ -235,15 +235,27 @@ def test_a_bound_that_nothing_meets_and_a_memory_that_nothing_fits() -> None:
     assert str(slow.value.diagnostics[0].message) == "no configuration takes 0.5 s or less for a step of decode"
     assert [note.message for note in slow.value.diagnostics[0].notes] == [
         "the least is 1 s: 8 chips (x=2 y=2 z=2), ws2d, attention over the head, int8, batch 8",
-        "give --latency-bound 1 or more, more chips, smaller batches or int8 weights",
+        "give --latency-bound 1 or more, more chips or smaller batches",
     ]
     with pytest.raises(DiagnosticError) as large:
         cheapest([point(1.0, 9.0, too_many_bytes=10**9)])
     assert large.value.diagnostics[0].message == "none of 1 configurations of decode fits into a chip's memory"
     assert [note.message for note in large.value.diagnostics[0].notes] == [
         "the nearest needs 1 GB more: 8 chips (x=2 y=2 z=2), ws2d, attention over the head, int8, batch 8",
-        "take more chips, int8 weights, smaller batches or shorter texts",
+        "take more chips, smaller batches or shorter texts",
     ]
+
+
+def test_ways_out_are_of_what_is_left() -> None:
+    """A single sequence has no smaller batch, and weights in 8 bits are as light as they are priced."""
+
+    def ways(**others: object) -> str:
+        with pytest.raises(DiagnosticError) as large:
+            cheapest([point(1.0, 9.0, too_many_bytes=10**9, **others)])
+        return large.value.diagnostics[0].notes[1].message
+
+    assert ways(weights="bf16") == "take more chips, smaller batches, int8 weights or shorter texts"
+    assert ways(weights="f8e4m3", batch=1) == "take more chips or shorter texts"
 
 
 def test_why_a_point_does_not_fit() -> None:
