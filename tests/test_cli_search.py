@@ -186,5 +186,7 @@ def test_rewrites(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plain["rewrite"] is None
     assert fused["rewrite"] == ("fuse-parallel-block" if fused["objective_s"] < plain["objective_s"] else None)
     assert fused["objective_s"] <= plain["objective_s"]
+    assert main([*words, "--rewrite", "", "--rewrite", "fuse-parallel-block", "--rewrite", "fuse-parallel-block"]) == 0
+    assert [each["rewrite"] for each in printed(capsys)["tried"]] == [None, "fuse-parallel-block"]
     assert main([*words, "--rewrite", "fuse"]) == 1
     assert "--rewrite: error: there is no pass fuse [unknown-pass]" in capsys.readouterr().err

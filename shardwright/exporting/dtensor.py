@@ -34,9 +34,6 @@ def dtensor_text(program: Program, mapping: WeightMap | None) -> str:
         if mapping is None or value.name in mapping.entries
     ]
     laid = laid_weights(replace(program, weights=tuple(kept)), ProgramEdges(program), mapping)
-    axes = ", ".join(repr(axis) for axis in mesh)
-    sizes = ", ".join(str(size) for size in mesh.values())
-    comma = "," if len(mesh) == 1 else ""
     plan, over, why = _plan(program, mapping, laid)
     names = ["Replicate", "Shard"]
     lines = [
@@ -48,7 +45,7 @@ def dtensor_text(program: Program, mapping: WeightMap | None) -> str:
         f"from torch.distributed.tensor import {', '.join(names)}",
         *([_styles_import(plan)] if plan else []),
         "",
-        f"MESH = dict(zip(({axes}{comma}), ({sizes}{comma})))",
+        f"MESH = {dict(mesh)!r}",
         "",
         "PLACEMENTS = {",
         *(

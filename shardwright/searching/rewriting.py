@@ -71,7 +71,7 @@ def search_rewrites(
     """
     began = time.monotonic()
     automatic = [text for text in fusings(load({})) if text not in rewrites] if AUTO in rewrites else []
-    queue = ["", *(text for text in rewrites if text not in (AUTO, NONE)), *automatic]
+    queue = [*dict.fromkeys(("", *(text for text in rewrites if text not in (AUTO, NONE)), *automatic))]
     tried: list[TriedRewrite] = []
     each_after = [_after(load, text) for text in queue]
     programs = [_unless_without_layouts(rewritten, {}) for rewritten in each_after]  # faults are said before any search

@@ -122,6 +122,20 @@ def test_placements_are_where_the_weights_lie(shardwright: Run, imported: Callab
             np.testing.assert_array_equal(np.sort(numbers[box].ravel()), stored_blocks(path, name, chip))
 
 
+@pytest.mark.parametrize(
+    ("mesh", "written"), [("", "{}"), ("mesh x=2\n", "{'x': 2}"), ("mesh x=2 y=4\n", "{'x': 2, 'y': 4}")]
+)
+def test_the_mesh_of_placements_is_written_as_a_dict(shardwright: Run, tmp_path: Path, mesh: str, written: str) -> None:
+    path = tmp_path / "one.shard"
+    path.write_text(
+        f"{mesh}dim B=16 E=32 F=64\nweights {{ w: EF }}\nfunc f(a: BE) -> BF {{\n  h = a @ w\n  return h\n}}\n"
+    )
+    done = shardwright("export", path, "--as", "dtensor")
+    assert f"\nMESH = {written}\n" in done.out
+    lies = ", ".join(["Replicate()"] * mesh.count("="))
+    assert f"PLACEMENTS = {{\n    'w': [{lies}],\n}}\n" in done.out
+
+
 def test_a_plan_of_modules(shardwright: Run, imported: Callable[..., Path]) -> None:
     made = exported(shardwright, imported("megatron"), "dtensor", "dtensor_layouts.py")
     assert {name: type(style).__name__ for name, style in made.PLAN.items()} == {
