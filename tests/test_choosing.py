@@ -278,15 +278,39 @@ def test_what_there_is_not(
     assert capsys.readouterr().err.startswith(message.format(file=file))
 
 
+def test_a_function_that_an_explicit_program_has_not(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    file.write_text(EXPLICIT)
+    for command in COMMANDS:
+        assert main([command[0], str(file), *command[1:], "--calls", "g=2"]) == 1
+        assert capsys.readouterr().err.startswith(f"{file}: error: calls: there is no function g [unknown-function]\n")
+
+
 def test_a_function_that_an_option_of_a_pass_names(capsys: pytest.CaptureFixture[str], file: Path) -> None:
     assert main(["opt", str(file), "--passes", "place{calls=g:2}", "--calls", "f=2"]) == 1
     wanted = "--passes: error: calls: there is no function g [unknown-function]\nnote: the functions are f\n"
     assert capsys.readouterr().err == wanted
 
 
-@pytest.mark.parametrize("command", [["check"], ["opt", "--passes", "place"]])
-def test_a_line_that_names_no_chip(command: list[str], capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    file.write_text(f"\nchip h10\n{file.read_text()}")
+EXPLICIT = """mesh x=2
+dim B=16 E=32 F=64
+func f(a: bf16 BE_x, w: bf16 E_xF) -> bf16 BF {
+  h: bf16 BF(partialsum-x) = a @[E] w
+  o: bf16 BF = all_reduce[x](h)
+  unused: bf16 BE_x = gelu(a)
+  return o
+}
+"""
+COMMANDS = [["check"], ["check", "--level", "explicit"], ["compile"], ["opt", "--passes", "place"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"), [*((each, EXPLICIT) for each in COMMANDS), (["check"], ""), (["opt", "--passes", "place"], "")]
+)
+def test_a_line_that_names_no_chip(
+    command: list[str], text: str, capsys: pytest.CaptureFixture[str], file: Path
+) -> None:
+    """Also of an explicit program, in which no layout is chosen."""
+    file.write_text(f"\nchip h10\n{text or file.read_text()}")
     assert main([command[0], str(file), *command[1:]]) == 1
     said = f"{file}:2:1: error: there is no chip `h10` [unknown-chip]\n  chip h10\n  ^^^^^^^^\n"
     assert capsys.readouterr().err.startswith(f"{said}note: did you mean h100?\n")

@@ -75,7 +75,8 @@ class Place(Pass):
     `edge-blocks` will move counts (`passes.compiling.order_branching`), but with `edges=digits`. A change of
     layout is left as a statement that gives a value a second name with another type; `insert-moves` writes the
     collectives for it. A layout that several uses need is named once, before the first of them; inside a loop only
-    where the value differs from trip to trip. In an explicit program nothing is left to choose, and it stays as it is.
+    where the value differs from trip to trip. In an explicit program nothing is left to choose, and it stays as it is,
+    once its chip and calls are known to be there.
     """
 
     name: ClassVar[str] = "place"
@@ -105,6 +106,7 @@ class Place(Pass):
         for name, known in (("objective", OBJECTIVES), ("solver", SOLVERS), ("edges", EDGES)):
             if (given := getattr(self, name)) not in known:
                 raise fault("bad-option", f"place: {name} is {' or '.join(known)}, not {given}", NOWHERE)
+        self.wanted(program)
         if _is_explicit(program):
             return program, None
         chosen = self.chosen(program)

@@ -78,21 +78,22 @@ class CheckResult(NamedTuple):
 def check_in_full(program: Program, *, explicit: bool = False, place: Place | None = None) -> CheckResult:
     """All that `check` says. Raises a `DiagnosticError` with every fault."""
     proof: Proof | None = None
+    chosen = place or Place()
     if explicit:
+        chosen.wanted(program)
         typed = compiled = complete(program)
         verify(typed, Level.EXPLICIT)
     else:
         traces: list[PassRecord] = []
-        chosen = place or Place()
         whole = run_passes(program, (*copying_passes(program, chosen), Decompose()), traces.append)
         compiled = run_passes(whole, (Cleanup(), chosen, ChooseDigitOrder()), traces.append)
         proof = proof_of(traces)
-        typed = _with_removed(program, whole, compiled)
+        typed = _with_removed(program, whole, compiled, chosen.chip)
     functions = [_function(program, typed, compiled, func) for func in program.funcs]
     return CheckResult(functions, proof, warnings_of(program, typed))
 
 
-def _with_removed(written: Program, whole: Program, compiled: Program) -> Program:
+def _with_removed(written: Program, whole: Program, compiled: Program, chip: str) -> Program:
     """The program with layouts also for values that `cleanup` removed, of which nothing comes or that are computed
     twice: those with the fewest bytes beside the layouts that were chosen without them."""
     known = {_key(func, value): value.type for func, value in program_values(compiled)}
@@ -105,7 +106,7 @@ def _with_removed(written: Program, whole: Program, compiled: Program) -> Progra
 
     results = {func.name: iter(func.results) for func in compiled.funcs}
     fixed = map_program_values(whole, placed, lambda func, _kind: next(results[func.name]))
-    return run_passes(fixed, (Place("bytes", edges="digits"),))
+    return run_passes(fixed, (Place("bytes", chip, edges="digits"),))
 
 
 def _key(func: Func | None, value: Value) -> tuple[str | None, str, Span]:
