@@ -55,3 +55,25 @@ def test_settings_that_there_are_not(
     with pytest.raises(DiagnosticError) as caught:
         function(*args, **settings)
     assert said in str(caught.value)
+
+
+SURFACE = Source("open", "mesh x=4\ndim B=16 E=32 F=64\nfunc f(a: BE_x, w: EF) -> BF {\n  h = a @ w\n  return h\n}\n")
+
+
+@pytest.mark.parametrize("options", [{"timeline": True}, {"value": "h"}, {"chip": "h100"}])
+def test_pictures_of_time_and_blocks_want_an_explicit_program(options: dict[str, Any]) -> None:
+    program = shardwright.load(SURFACE)
+    with pytest.raises(DiagnosticError, match="h: bf16 BF\\? has holes, and an explicit program has none") as refused:
+        shardwright.draw(program, **options)
+    assert [note.message for note in refused.value.diagnostics[0].notes] == ["write the type, or let place choose it"]
+    assert b"<svg" in shardwright.draw(shardwright.explicit(program), **options).rendered("svg")
+
+
+@pytest.mark.parametrize("function", [shardwright.explicit, shardwright.compile_program])
+def test_a_target_of_other_chips_than_the_mesh(function: Callable[..., object]) -> None:
+    with pytest.raises(DiagnosticError) as refused:
+        function(shardwright.load(SURFACE), target="h100:3")
+    assert str(refused.value) == (
+        "--target: error: the mesh x=4 has 4 chips, h100:3 has 3 [mesh-fit]\n"
+        "note: give the target another shape, or the program another mesh: --mesh"
+    )

@@ -14,6 +14,7 @@ from shardwright.backends.graph.dot import graph_text
 from shardwright.backends.graph.rendering import FORMATS, render
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
 from shardwright.ir.program import Func, Program
+from shardwright.ir.verification.verifier import Level, verify
 from shardwright.ir.whole_files import whole_file
 
 if TYPE_CHECKING:
@@ -114,14 +115,17 @@ def draw(
     `annotations` adds text and colour to the operations that make the named values. Unless `folded` is false, the
     arithmetic that stands for one place of the text is one node. With `shapes` labels have the shape that a chip holds.
 
-    With `chip`, or its name, operations have their share of the predicted time on it, by `constants` where they are not
-    the chip's own. In place of the graph, of an explicit program: with `value` which chip holds what of that value,
-    with `timeline` when a call on `chip`, else on the program's own, computes and communicates, in all or in the
+    Of an explicit program, with `chip`, or its name, operations have their share of the predicted time on it, by
+    `constants` where they are not the chip's own. In place of the graph: with `value` which chip holds what of that
+    value, with `timeline` when a call on `chip`, else on the program's own, computes and communicates, in all or in the
     seconds of `window`, and beneath it what the compiler of a `target` has scheduled. Raises a `DiagnosticError` for an
-    unknown function, value, target or suffix.
+    unknown function, value, target or suffix, and where these are asked for and the program is not explicit.
     """
     if path is not None:
         format_of(path, OF_TIMELINES if timeline else FORMATS)
+    costed = bool(chip) and annotations is None
+    if value is not None or timeline or costed:
+        verify(program, Level.EXPLICIT)
     if value is not None:
         from shardwright.backends.graph.blocks import draw_blocks, frames_of
 
@@ -129,11 +133,11 @@ def draw(
     elif timeline:
         drawing = draw_timeline(timeline_of(program, func, chip, constants, target), window)
     else:
-        if chip and annotations is None:
+        if costed:
             from shardwright.backends.graph.annotations import of_costs
 
-            costed = [one for one in program.funcs if func in (None, one.name)]
-            annotations = of_costs([_cost(program, one, chip, constants) for one in costed])
+            shown = [one for one in program.funcs if func in (None, one.name)]
+            annotations = of_costs([_cost(program, one, chip, constants) for one in shown])
         made = graph_text(program, source, func, title, annotations, folded=folded, shapes=shapes)
         drawing = Drawing(made.whole, partial(render, made.whole, unfolded=made.unfolded))
     if path is not None:

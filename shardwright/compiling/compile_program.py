@@ -164,16 +164,20 @@ def explicit(
     Layouts take the least predicted time on `chip` (a name, or a chip file's path), else the target's chip, else the
     one that the program names, else the reference chip; functions count once, or as often as `calls` says. With
     `objective` "bytes" they receive the fewest bytes; `solver` is as for the pass `place`. Raises a `DiagnosticError`
-    where demands cannot be met together.
+    where demands cannot be met together, or the mesh has other chips than the target.
     """
-    known = _known(target)
+    known = _known(program, target)
     return run_explicit(
         program, edges=edges, then=passes_of(known), place=_place(objective, chip, calls, known, solver)
     )
 
 
-def _known(target: str | Target | None) -> Target | None:
-    return parse_target(target) if isinstance(target, str) else target
+def _known(program: Program, target: str | Target | None) -> Target | None:
+    """The target, by its name or itself. Raises where there is none of this name, or the program's mesh is no such."""
+    known = parse_target(target) if isinstance(target, str) else target
+    if known is not None:
+        known.order(program.mesh)
+    return known
 
 
 def _place(objective: str, chip: str, calls: Mapping[str, float] | None, target: Target | None, solver: str) -> Place:
@@ -247,7 +251,7 @@ def compile_program(
     """
     require_word("to", to, ("jax", "torch"))
     traces: list[PassRecord] = []
-    known = _known(target)
+    known = _known(program, target)
     place = _place(objective, chip, calls, known, solver)
     made = run_explicit(program, traces.append, edges=edges, then=passes_of(known), place=place)
     layouts = proof_of(traces)
