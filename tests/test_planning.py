@@ -453,7 +453,8 @@ def test_tokens_are_sent_where_there_are_experts(shardwright: Callable[..., Any]
     for command, more in where.items():
         refused = shardwright(command, model, *asked, *more)
         assert (refused.status, refused.err) == (
-            1, f"{model}: error: LlamaForCausalLM has no experts that tokens could be sent to [no-experts]\n",
+            1, f"{model}: error: LlamaForCausalLM has no experts that tokens could be sent to [no-experts]\n"
+            "note: leave --experts out\n",
         )  # fmt: skip
     for capacity, form, said in ((2.0, "routed", "expert_capacity needs"), (-1.0, "all-to-all", "a number above 0")):
         with pytest.raises(DiagnosticError, match=said):

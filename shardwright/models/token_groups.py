@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.ir.diagnostics import DiagnosticError, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.models.description import Experts, Model
 
 ExpertsForm = Literal["replicated", "routed", "all-to-all"]
@@ -16,7 +16,8 @@ these."""
 
 def no_experts(model: Model) -> DiagnosticError:
     """The error of tokens that are to be sent to experts where there are none."""
-    return fault("no-experts", f"{model.architecture} has no experts that tokens could be sent to")
+    found = f"{model.architecture} has no experts that tokens could be sent to"
+    return fault("no-experts", found, NOWHERE, "leave --experts out")
 
 
 def check_capacity(form: ExpertsForm, capacity: float | None) -> None:
