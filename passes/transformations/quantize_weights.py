@@ -27,7 +27,7 @@ from shardwright.ir.ops.contraction import accumulator
 from shardwright.ir.program import DimInfo, Func, Let, Marking, Program, Scope, Statement, Value
 from shardwright.ir.rewriter import Namer, Rewriter
 from shardwright.ir.types import Axes, Dim, DType, OpenType, Placement, Shape, TensorType, ValueType
-from shardwright.ir.walk import Site, lets, map_sites, use_counts
+from shardwright.ir.walk import Site, defined, map_sites, reads, sites
 from shardwright.ir.weight_source import WeightSource
 from shardwright.passes.base import Pass
 from shardwright.passes.transformations.patterns import weights_of
@@ -187,29 +187,29 @@ def _split(program: Program, kind: ValueType, dim: str) -> Axes:
 
 def _summed(program: Program, func: Func, weight: str) -> set[tuple[str, ...]] | None:
     """The dimensions that the function sums the weight over, by contraction; None where it does anything else."""
-    names = {weight}
-    uses: dict[str, int] = {}
+    names = {weight}  # of the weight and its copies where the walk is; another loop may have a name for something else
     found: set[tuple[str, ...]] = set()
-    for statement, scope in lets(program, func):
-        at = [operand for operand in statement.operands if operand in names]
-        if len(at) != 1:
+    for site in sites(program, func):
+        statement = site.statement
+        read = [name for name in reads(statement) if name in names]
+        names -= {value.name for value in defined(statement)}
+        if not read:
             continue
-        (name,) = at
-        assert isinstance(name, str)
-        operation = statement.operation
+        if len(read) > 1 or not isinstance(statement, Let):
+            return None
+        (name,), operation = read, statement.operation
         if isinstance(operation, Contract) or (isinstance(operation, Grouped) and statement.operands[1] == name):
-            kind = scope.type_of(name)
+            kind = site.scope.type_of(name)
             found.add(tuple(dim for dim in kind.names if dim in operation.dims))
         elif isinstance(operation, Alias | Movement):
-            kind = statement.result.type
-            if isinstance(kind, TensorType) and kind.partial is not None:
+            kind, result = statement.result.type, statement.result.name
+            handed_on = any(result in loop.following for loop in site.scope.loops)
+            if handed_on or (isinstance(kind, TensorType) and kind.partial is not None):
                 return None
-            names.add(statement.result.name)
+            names.add(result)
         else:
             return None
-        uses[name] = uses.get(name, 0) + 1
-    counts = use_counts(func)
-    return found if all(uses.get(name, 0) == counts.get(name, 0) for name in names) else None
+    return None if names.intersection(func.returns) else found
 
 
 # ---------------------------------------------------------------- what is written
@@ -310,12 +310,6 @@ class _Writer:
         self.writer = Rewriter.of(program, func, scales)
 
     def rewritten(self) -> Func:
-        for statement, _ in self.func.walk():  # names for weights in other layouts are weights, too
-            match statement:
-                case Let(operation=Alias() | Movement(), operands=(str() as name,)) if name in self.sources:
-                    self.sources[statement.result.name] = self.sources[name]
-                case _:
-                    pass
         return map_sites(self.program, self.func, self.statement)
 
     def statement(self, site: Site) -> tuple[Statement, ...]:
@@ -323,14 +317,16 @@ class _Writer:
         if not isinstance(statement, Let):
             return (statement,)
         at = next((i for i, operand in enumerate(statement.operands) if operand in self.sources), None)
-        if at is None:
+        entry = None if at is None else self.sources[str(statement.operands[at])]
+        for value in statement.results:  # another loop may have had a copy of a weight under the name
+            self.sources.pop(value.name, None)
+        if at is None or entry is None:
             return (statement,)
-        name = statement.operands[at]
-        assert isinstance(name, str)
-        entry = self.sources[name]
+        name = str(statement.operands[at])
         if isinstance(statement.operation, Alias | Movement):
             value = statement.result
             kind = value.type
+            self.sources[value.name] = entry  # a weight in another layout is a weight, too
             return (replace(statement, results=(replace(value, type=replace(kind, dtype=entry.dtype)),)),)
         # The scope holds the types that were: a weight's own, or an alias's, which this pass may have retyped.
         seen = scope.type_of(name).shape

@@ -40,6 +40,32 @@ GATHERED = FEEDFORWARD.replace("BLE_xyz", "B_xyzLE").replace("h: BLF_xyz = x @[E
     "w_in_whole: EF = w_in\n  w_out_whole: FE = w_out\n  h: B_xyzLF = x @[E] w_in_whole"
 )).replace("@[F] w_out", "@[F] w_out_whole")  # fmt: skip
 
+LOOPS = """
+mesh x=2 y=2
+dim B=8 E=64 F=128 G=32 N=2 M=3
+weights { w: NE_xF_y
+          v: NF_yE_x
+          u: MGE_x
+          t: ME_xG }
+func ffn(x: B_xyE) -> B_xyE {
+  a: B_xyE = loop[N](h: B_xyE = x) {
+    first: EF = w
+    second: FE = v
+    z = gelu(h @[E] first) @[F] second
+    next h + z
+  }
+  b: B_xyE = loop[M](h: B_xyE = a) {
+    second: EG = t
+    first: GE = u
+    z: B_xyE = gelu(h @[E] second) @[G] first
+    next h + z
+  }
+  first: B_xyE = gelu(b)
+  return first * first
+}
+"""
+"""Two loops that have the same names for copies of different weights, and an activation of such a name."""
+
 
 def quantized(before: Program, bits: int = 8, group: int = 64) -> Program:
     return run_passes(before, [QuantizeWeights(bits, group)])
@@ -88,13 +114,15 @@ def test_the_error_is_that_of_rounding_the_weights(name: str, bits: int, error: 
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_the_program_computes_with_the_rounded_weights(bits: int) -> None:
+@pytest.mark.parametrize(("text", "count"), [(FEEDFORWARD, 2), (LOOPS, 4)])
+def test_the_program_computes_with_the_rounded_weights(text: str, count: int, bits: int) -> None:
     """Integers times scales, put in place of the weights, give the original program the same results."""
-    before = program(FEEDFORWARD)
+    before = program(text)
     recipe = quantization(before, STORED[bits], 32)
     given = random_inputs(before, "ffn", 1)
     stored = quantize(recipe, given.weights)
     rounded = dict(given.weights)
+    assert len(recipe) == count
     for entry in recipe:
         integers, scale = stored[entry.weight].astype(np.float64), stored[entry.scale].astype(np.float64)
         if entry.groups is None:
