@@ -102,6 +102,18 @@ def test_time_per_token_is_met_and_binds(model: str) -> None:
 
 
 @pytest.mark.usefixtures("first_choices")
+def test_bounds_are_of_the_calls_that_there_are(model: str) -> None:
+    """Layouts that a demand on a phase asks for are looked for as if it were called more often: what is proved of those
+    calls is no bound of fewer."""
+    chip = load_chip("h100")
+    free = plan(model, chip, 4, 256, 2, batch=64, seconds=1)
+    held = plan(model, chip, 4, 256, 2, batch=64, tpot=0.97 * free.best.tpot_s, seconds=1).best
+    assert held.tpot_s < free.best.tpot_s
+    assert held.ttft_s > free.best.ttft_s
+    assert all(held.bounds[phase] <= cost.time_s for phase, cost in held.costs.items())
+
+
+@pytest.mark.usefixtures("first_choices")
 def test_more_rows_that_gain_nothing_lack_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the rows took too long, one and a half times as many gained nothing: `tpot` was said to bind."""
     monkeypatch.setattr("shardwright.planning.planner._GAIN", 100.0)

@@ -77,7 +77,7 @@ def plan(
         found = model_of(model)
         longest = longest_context(found.model)
         if longest is not None and (needed := positions_of(prompt, output)) > longest:
-            asked = f"a prompt of {prompt} and {output} new tokens take {needed} positions"
+            asked = f"a prompt of {prompt} and {counted(output, 'new token')} take {needed} positions"
             raise fault("too-long", f"{asked}, and {found.name} has {longest}", NOWHERE, "ask for fewer of either")
     chip = load_chip(chip) if isinstance(chip, str) else chip
     demand = ServingDemand(found, chip, chips, prompt, output, ttft, tpot, weights, batch, experts, expert_capacity)
@@ -291,7 +291,7 @@ class _Planner:
         demand = self.demand
         program = serving_program(demand, mesh, batch, prompts)
         calls = calls_of_a_round(batch, prompts, demand.output)
-        counted = calls
+        counted, bound = calls, math.inf
         while True:
             if mesh == self.meshes[0]:
                 known = self._found(self._stored_for_decode(program, batch), counted, seconds)
@@ -301,8 +301,9 @@ class _Planner:
             found = given if given and self._left() <= 0 else self._found(program, counted, seconds, given)
             if isinstance(found, DiagnosticError):
                 return found
-            # What is told is of the calls that there are, whatever they counted for.
-            found = found.but(objective=replace(found.objective, calls=calls))
+            # What is told is of the calls that there are, whatever they counted for; and so is the first bound alone.
+            bound = found.bound_s if counted is calls else bound
+            found = found.but(objective=replace(found.objective, calls=calls), bound_s=bound)
             made = ServingChoice(demand, found.placed.mesh, batch, prompts, found)
             phase = {"ttft": "prefill", "tpot": "decode"}.get(made.lacking() or "")
             if phase is None or counted is not calls:
