@@ -10,6 +10,7 @@ from shardwright.cost.hardware.calibration import Fit
 from shardwright.cost.hardware.calibration import calibrate as fitted
 from shardwright.cost.hardware.chips import Chip, chip_text, load_chip
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+from shardwright.ir.text.table import counted
 from shardwright.ir.types import DType
 from shardwright.prediction.chip_file import with_constants
 from shardwright.prediction.machine import measure
@@ -62,7 +63,7 @@ def _of_rows(name: str, chip_name: str | None) -> Calibration:
     chip, file = rows[0].chip, chip_name or rows[0].chip_name
     with located(file_source(name) if name.endswith(".csv") else Source(name, "")):
         fit = fitted([credible(row) for row in rows])
-    source = f"least squares on {len(rows)} rows: shardwright calibrate --from {name} --chip {file}"
+    source = f"least squares on {counted(len(rows), 'row')}: shardwright calibrate --from {name} --chip {file}"
     values = {
         "chip": chip.name,
         "rows": len(rows),
@@ -100,11 +101,11 @@ def _datasheet(chip: Chip) -> Chip:
 
 
 def _summary(chip: str, count: int, fit: Fit) -> str:
-    lines = [f"{chip}, {count} rows", ""]
+    lines = [f"{chip}, {counted(count, 'row')}", ""]
     lines += [f"{name:<20} {value:.4g}" for name, value in asdict(fit.constants).items()]
     worst = max(abs(error) for error in fit.errors)
     if count < (number := len(asdict(fit.constants))):
-        told = f"{count} rows do not tell {number} constants apart"
+        told = f"{counted(count, 'row')} cannot tell {number} constants apart"
         lines += ["", f"{told}: most are what such chips usually reach"]
     lines += ["", f"median error {100 * fit.median_abs_error:.1f} %, largest {100 * worst:.1f} %"]
     return "\n".join(lines)

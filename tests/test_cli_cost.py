@@ -416,7 +416,7 @@ def test_rows_that_no_chip_can_have_run(shardwright: Callable, tmp_path: Path) -
     own.write_text(f"{head}palm-8b,8,tpu-v4,20,8,4,total,OOM\n")
     assert "own.csv has no measured times [no-rows]" in shardwright("calibrate", "--from", str(own)).err
     own.write_text(f"{head}palm-8b,8,tpu-v4,20,,4,prefill,10\n")
-    assert "1 rows do not tell 6 constants apart" in shardwright("calibrate", "--from", str(own)).out
+    assert "1 row cannot tell 6 constants apart" in shardwright("calibrate", "--from", str(own)).out
 
 
 def test_a_picture_coloured_by_time(shardwright: Callable, tmp_path: Path) -> None:

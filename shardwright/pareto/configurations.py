@@ -139,7 +139,7 @@ def meshes(sweep: Sweep) -> list[Mesh]:
     chosen = [n for n in known if least <= n <= most]
     if not chosen:
         below, above = [n for n in known if n < least], [n for n in known if n > most]
-        near = " and ".join(str(n) for n in (*below[-1:], *above[:1]))
+        near = [str(n) for n in (*below[-1:], *above[:1])]
         asked = str(least) if least == most else f"{least} to {most}"
         torus, name = isinstance(sweep.chip.interconnect, Torus), sweep.chip.name
         none = f"slice of {name} has" if torus else f"power of 2 of {name}, nor of its nodes, is"
@@ -147,7 +147,7 @@ def meshes(sweep: Sweep) -> list[Mesh]:
             "empty-sweep",
             f"there is nothing to sweep: no {none} {asked} chips",
             NOWHERE,
-            f"the nearest sizes are {near}",
+            f"the nearest size{'s are' if len(near) > 1 else ' is'} {' and '.join(near)}",
         )
     return [mesh for n in chosen for mesh in (_every_mesh(sweep.chip, n) if sweep.every_mesh else _meshes(sweep, n))]
 

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Literal
 
 from shardwright.cost.movements.movement import duration_text
-from shardwright.ir.text.table import bytes_text, text_table
+from shardwright.ir.text.table import bytes_text, counted, text_table
 from shardwright.reproduction.checks import Check
 from shardwright.reproduction.rows import PublishedRow
 
@@ -138,7 +138,7 @@ class ReproducedTable:
             own = [made for made in self.rows if made.row.group == group]
             errors, sheet = [made.relative_error for made in own], [made.datasheet_error for made in own]
             summary.append(
-                f"{group}, {len(own)} rows: median error {100 * median_error(errors):.1f} %, largest"
+                f"{group}, {counted(len(own), 'row')}: median error {100 * median_error(errors):.1f} %, largest"
                 f" {100 * max(map(abs, errors)):.1f} % ({own[0].how});"
                 f" datasheet only median {100 * median_error(sheet):.1f} %"
             )
@@ -168,8 +168,7 @@ def _errors_text(checks: Sequence[Check]) -> str:
         errors = [check.relative_error for check in checks if check.calibrated == calibrated and check.published]
         if errors:
             middle, largest = 100 * median_error(errors), 100 * max(map(abs, errors))
-            rows = "1 row" if len(errors) == 1 else f"{len(errors)} rows"
-            lines.append(f"{rows} {how}: median error {middle:.1f} %, largest {largest:.1f} %")
+            lines.append(f"{counted(len(errors), 'row')} {how}: median error {middle:.1f} %, largest {largest:.1f} %")
     return "\n".join(lines)
 
 

@@ -371,6 +371,7 @@ def test_what_is_said_of_bad_input(shardwright: Callable) -> None:
         "palm-8b: error: there is nothing to sweep: no slice of tpu-v4 has 9 to 15 chips [empty-sweep]\n"
         "note: the nearest sizes are 8 and 16\n"
     )
+    assert "note: the nearest size is 8\n" in shardwright("pareto", "opt-125m", "--chip", "t4", "--chips", "32").err
     assert run(shardwright, "--prompt-len", "9000").err.startswith(
         "palm-8b: error: 9000 tokens in and 64 out take 9063 positions, and palm-8b has "
     )

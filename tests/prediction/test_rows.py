@@ -10,6 +10,7 @@ import pytest
 from shardwright.cost.hardware.chips import load_chip
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.prediction.models import torus_mesh
+from shardwright.reproduction.reproduction import reproduce
 from shardwright.reproduction.rows import PublishedRow, read_rows
 
 HEAD = "system,model,chips,chip,input_tokens,output_tokens,batch,phase,time_ms\n"
@@ -33,6 +34,12 @@ def test_a_row_of_ones_own() -> None:
 def test_a_row_of_one_chip_is_told_so() -> None:
     (row,) = read_rows(HEAD + "mine,llama-3-8b,1,h100,128,8,32,total,500\n", "own.csv", "own")
     assert "llama-3-8b 1 chip, batch 32" in row.name
+
+
+def test_a_table_of_one_row_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text(HEAD + "pope2022,palm-540b,64,tpu-v4,20,8,4,prefill,34\n")
+    (table,) = reproduce(str(tmp_path / "own.csv"))
+    assert "\npope2022 tpu-v4, 1 row: median error " in str(table)
 
 
 def test_a_pipeline_of_three_stages() -> None:
