@@ -14,7 +14,7 @@ from enum import Enum
 from shardwright.cost.choosing.kernel_shares import Structure
 from shardwright.cost.choosing.layout_problem import LayoutProblem, Location, UseKey, ValueNode
 from shardwright.cost.kernels.fusion import is_view, pointwise
-from shardwright.ir.ops import Update
+from shardwright.ir.ops import AsPartial, Slice, Update
 from shardwright.ir.program import Free, Func, Let, Loop, SetState, Statement
 from shardwright.ir.walk import operand_names
 
@@ -150,14 +150,15 @@ class _Walk:
             self.views.append((at, statement))
         else:
             self.lets.append((at, statement, self.position))
-        within = self.structure.within.get(at, ())
+        moved = statement.operation.is_movement and not isinstance(statement.operation, Slice | AsPartial)
+        written = view or moved or at in self.structure.within.get(at, ())
         for value in statement.results:
             node = self.problem.defined[at, value.name]
             self.begins[node] = self.position * STRIDE + _KERNEL
             if isinstance(statement.operation, Update):
                 self.kinds[node] = Bytes.ELSEWHERE
             else:
-                self.kinds[node] = Bytes.OWN if view or at in within else Bytes.WITHIN
+                self.kinds[node] = Bytes.OWN if written else Bytes.WITHIN
 
     def loop(self, statement: Loop, at: Location) -> None:
         start = self.position
