@@ -4,8 +4,8 @@
 
 Programs are one to five statements on a mesh of two axes, on chips whose rates are drawn by chance, half of them with
 less memory than the fastest takes; in a third the memories of weights are open too, and have to be. A filling demands a
-layout of every value that has none, and the device or the host for every such weight, drawn by chance where there are
-more than so many. Prints what is at odds, and how many were priced.
+layout of every value that has none, and device, host or shares of both for every such weight, drawn by chance where
+there are more than so many. Prints what is at odds, and how many were priced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALLOWED = 1e-3
 
 def text_of(rng: random.Random) -> tuple[str, list[str]]:
     """A program whose values without a layout are written `<name:DIMS>`, and these names; a weight whose memory is open
-    is followed by `<name: on>`, and that is one of them, too."""
+    is followed by `<name: on DIM>`, and that is one of them, too, shared along that dimension if at all."""
     tiers = rng.random() < 1 / 3
     sizes = {name: rng.choice([8, 64, 512, 2048]) for name in "BEF"}
     open_ones: dict[str, str] = {"x": "BE"}
@@ -42,7 +42,7 @@ def text_of(rng: random.Random) -> tuple[str, list[str]]:
         if kind == "product":
             other = "F" if dims == "BE" else "E"
             weight = f"w{number}"
-            weights.append(f"  {weight}: bf16 <{weight}:{dims[1]}{other}>{f'<{weight}: on>' if tiers else ''}")
+            weights.append(f"  {weight}: bf16 <{weight}:{dims[1]}{other}>{f'<{weight}: on {other}>' if tiers else ''}")
             open_ones[weight] = dims[1] + other
             made, dims = f"{last} @[{dims[1]}] {weight}", f"B{other}"
         elif kind == "unary":
@@ -60,16 +60,19 @@ def text_of(rng: random.Random) -> tuple[str, list[str]]:
     stored = "weights {\n" + "\n".join(weights) + "\n}\n" if weights else ""
     text = f"{mesh}\n{dim}\n{stored}func f(x: bf16 <x:BE>) -> bf16 <r:{dims}> {{\n" + "\n".join(lines)
     holes = [f"{name}:{of}" for name, of in [*open_ones.items(), ("r", dims)]]
-    return f"{text}\n  return {last}\n}}\n", [*holes, *(re.findall(r"<(\w+: on)>", stored))]
+    return f"{text}\n  return {last}\n}}\n", [*holes, *(re.findall(r"<(\w+: on \w)>", stored))]
 
 
 def open_of(hole: str) -> str:
     """The text of a hole that is left to the search."""
-    return " on ?" if hole.endswith(": on") else f"{hole.split(':')[1]}?"
+    return " on ?" if ": on " in hole else f"{hole.split(':')[1]}?"
 
 
 def choices_of(hole: str) -> list[str]:
-    return ["", " on host"] if hole.endswith(": on") else layouts(hole.split(":")[1])
+    if ": on " not in hole:
+        return layouts(hole.split(":")[1])
+    shares = (f" on device {share}% host {100 - share}% along {hole[-1]}" for share in (25, 50, 75, 90))
+    return ["", " on host", *shares]
 
 
 def layouts(dims: str) -> list[str]:
@@ -130,7 +133,7 @@ def main() -> None:
         roomy = chip = chip_of(rng)
         whole = filled(text, holes, tuple(map(open_of, holes)))
         best = solved(whole, chip)
-        tiers = any(hole.endswith(": on") for hole in holes)
+        tiers = any(": on " in hole for hole in holes)
         if best is not None and (tiers or rng.random() < 0.5):
             chip = replace(chip, memory_bytes=int(best.peak * rng.uniform(0.3 if tiers else 0.5, 1.0)))
             best = solved(whole, chip)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice
 from typing import TYPE_CHECKING, ClassVar
 
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.placements import on_device, with_placements
+from shardwright.ir.placements import off_device, on_device, with_placements
 from shardwright.ir.program import Program, SetState, Value
 from shardwright.ir.types import ON_DEVICE, ON_HOST, Placement, Tier
 from shardwright.ir.walk import names_read
 from shardwright.passes.base import Pass, Proof
-from shardwright.passes.compiling.found import ENOUGH
+from shardwright.passes.compiling.found import ENOUGH, TooLargeError
 from shardwright.passes.compiling.place import SECONDS, Place
 
 if TYPE_CHECKING:
@@ -54,9 +53,10 @@ class ChooseMemories(Pass):
         weights { w: bf16 NEF_x on device 75% host 25% along F }
 
     The chip is that of `place`, and layouts are chosen as there for each filling that is tried, `calls` included. Those
-    with the fewest seconds of copies are tried first; one value is shared between the memories, along its largest
+    with the fewest seconds of copies are tried first; values are shared between the memories, along their largest
     dimension, unless each is to be `whole` in one. Where all fits on the device and layouts are slower for it, the
-    others are tried too. `offload` writes the copies.
+    others are tried too. Of up to four values every set to be fetched has a bound of all its shares. `offload` writes
+    the copies.
     """
 
     name: ClassVar[str] = "choose-memories"
@@ -104,43 +104,88 @@ def memories_chosen(
     roomy = replace(objective, chip=replace(objective.chip, memory_bytes=math.inf))
     free = search(on_device(everything), roomy, _FOR_ALL_HELD * seconds)
 
-    def filled(placements: Mapping[str, Placement], found: SearchResult) -> FilledMemories:
-        bound = free.bound_s + least_copies_s(program, objective)
+    def filled(placements: Mapping[str, Placement], found: SearchResult, least_s: float = 0.0) -> FilledMemories:
+        bound = max(free.bound_s + least_copies_s(program, objective), least_s)
         return FilledMemories(_filled(program, placements), found.but(bound_s=bound))
 
-    if free.peak <= limit:
+    if free.peak <= limit and not off_device(everything):
         return filled(device, free)
-    seconds *= _FOR_EACH
-    fitting: SearchResult | None = None
-    try:
-        fitting = search(everything, objective, seconds)
-    except DiagnosticError as error:
-        if error.diagnostics[0].code != "does-not-fit" or objective.chip.host_link is None:
-            raise
-    if fitting and (objective.chip.host_link is None or fitting.objective_s <= free.objective_s * (1 + ENOUGH)):
-        return filled(device, fitting)
-    least = search(_filled(program, on_host), objective, seconds)
-    kept = sorted((_Kept.of(least, value.name) for value in opened), key=lambda value: -value.a_byte_s)
-    best, chosen = least, on_host
-    for placements in islice(_subsets(kept, limit), _TRIED):
-        with suppress(DiagnosticError):
-            tried = search(_filled(program, on_host | placements), objective, seconds)
-            if tried.objective_s < best.objective_s:
-                best, chosen = tried, on_host | placements
-            break
-    for value in [] if whole else kept:
-        share = math.floor(100 * (limit - best.peak) / max(1, value.nbytes))
+    tried = _Fillings(program, objective, _FOR_EACH * seconds)
+    fitting = tried.add(device)
+    if tried.fault is not None and not isinstance(tried.fault, TooLargeError):
+        raise tried.fault
+    enough = free.objective_s * (1 + ENOUGH)
+    if objective.chip.host_link is None or (fitting and fitting.objective_s <= enough):
+        return filled(*tried.result())
+    every = tried.add(on_host) or search(_filled(program, on_host), roomy, tried.seconds)
+    kept = sorted((_Kept.of(every, value.name) for value in opened), key=lambda value: -value.a_byte_s)
+    any(tried.add(on_host | placements) for placements in islice(_subsets(kept, limit), _TRIED))
+    for value in [] if whole or tried.best is None else kept:
+        share = (limit - tried.best.peak) / max(1, value.nbytes)
         if time.monotonic() > end:
             break
-        if chosen[value.name] == ON_HOST and value.largest and 0 < share < 100:
-            spread = Placement(((Tier.DEVICE, float(share)), (Tier.HOST, 100.0 - share)), value.largest)
-            with suppress(DiagnosticError):
-                tried = search(_filled(program, chosen | {value.name: spread}), objective, seconds)
-                if tried.objective_s < best.objective_s:
-                    best, chosen = tried, chosen | {value.name: spread}
-    if fitting is None or best.objective_s < fitting.objective_s:
-        return filled(chosen, best)
-    return filled(device, fitting)
+        spread = value.spread(share)
+        if tried.chosen[value.name] == ON_HOST and spread.tier is None:
+            tried.add(tried.chosen | {value.name: spread})
+    on_device_s = fitting.bound_s if fitting else tried.fault.bound_s if isinstance(tried.fault, TooLargeError) else 0.0
+    least_s = tried.least_shared(kept, on_device_s, end, whole=whole)
+    return filled(*tried.result(), least_s)
+
+
+class _Fillings:
+    """The fillings of a program's open memories that were tried, each for so many `seconds`, and the best of them."""
+
+    def __init__(self, program: Program, objective: Objective, seconds: float) -> None:
+        self.program, self.objective, self.seconds = program, objective, seconds
+        self.best: SearchResult | None = None
+        self.chosen: Mapping[str, Placement] = {}
+        self.fault: DiagnosticError | None = None
+        """The fault of the first, where it does not fit."""
+
+    def add(self, placements: Mapping[str, Placement]) -> SearchResult | None:
+        """Chooses the layouts of a filling. None where it does not fit, or cannot be."""
+        from shardwright.passes.compiling.choosing import search
+
+        try:
+            found = search(_filled(self.program, placements), self.objective, self.seconds)
+        except DiagnosticError as error:
+            self.fault = self.fault or error
+            return None
+        if self.best is None or found.objective_s < self.best.objective_s:
+            self.best, self.chosen = found, placements
+        return found
+
+    def result(self) -> tuple[Mapping[str, Placement], SearchResult]:
+        """The best filling. Raises the fault of the first where none fits."""
+        if self.best is None:
+            assert self.fault is not None
+            raise self.fault
+        return self.chosen, self.best
+
+    def least_shared(self, kept: Sequence[_Kept], on_device_s: float, end: float, *, whole: bool) -> float:
+        """Seconds that all fillings take at least, of which those with everything on the device take so many; minus
+        infinity where that is not known by the `end`. Tries what comes near to that, with shares unless each value is
+        to be `whole`."""
+        from shardwright.passes.compiling.shared_memories import fetched_sets, least_shared
+
+        device = {value.name: ON_DEVICE for value in kept}
+        saved_s = {value.name: value.a_byte_s for value in kept}
+        least = on_device_s
+        for names in fetched_sets(tuple(device)) or [()]:
+            left = end - time.monotonic()
+            if not names or left <= 0:
+                return -math.inf
+            program = _filled(self.program, device | dict.fromkeys(names, ON_HOST))
+            bound_s, shares = least_shared(program, names, saved_s, self.objective, min(left, self.seconds))
+            least = min(least, bound_s)
+            if math.isinf(least) and least < 0:
+                return least
+            for places in (0, 0) if whole else (0, 2):
+                if not shares or (self.best and self.best.objective_s * (1 - ENOUGH) <= bound_s):
+                    break
+                fetched = (value for value in kept if value.name in names)
+                self.add(device | {v.name: ON_HOST if whole else v.spread(shares[v.name], places) for v in fetched})
+        return least
 
 
 @dataclass(frozen=True)
@@ -158,6 +203,14 @@ class _Kept:
     def a_byte_s(self) -> float:
         """Seconds of copies for each byte."""
         return self.seconds / max(1, self.nbytes)
+
+    def spread(self, share: float, places: int = 0) -> Placement:
+        """The placement with that share on the device, or a little less, as far as it can be shared."""
+        percent = math.floor(100 * share * 10**places) / 10**places
+        if not self.largest or percent <= 0:
+            return ON_HOST
+        shares = ((Tier.DEVICE, percent), (Tier.HOST, round(100 - percent, places)))
+        return ON_DEVICE if percent >= 100 else Placement(shares, self.largest)
 
     @staticmethod
     def of(found: SearchResult, name: str) -> _Kept:

@@ -204,7 +204,8 @@ class _Chooser:
                 self.search()
         fitting = self.fitting()
         if not fitting:
-            raise too_large(self.found, self.program) if self.found else self.nothing()
+            bound_s = min(self.bound_ns, self.relaxed_ns) / NANOSECONDS
+            raise too_large(self.found, self.program, bound_s) if self.found else self.nothing()
         return self.proved(min(fitting, key=lambda found: found.objective_s) if len(fitting) > 1 else fitting[0])
 
     def search(self) -> None:

@@ -38,11 +38,12 @@ def explicit_of(placed: Program) -> Program:
 
 
 class TooLargeError(DiagnosticError):
-    """Raised where no layouts that were found fit into a chip's memory; `memory` is that of those that take least."""
+    """Raised where no layouts that were found fit into a chip's memory; `memory` is that of those that take least, and
+    nothing that fits takes less than `bound_s`."""
 
-    def __init__(self, memory: MemoryUse, message: str, notes: Sequence[str]) -> None:
+    def __init__(self, memory: MemoryUse, message: str, notes: Sequence[str], bound_s: float) -> None:
         super().__init__([Diagnostic("does-not-fit", message, NOWHERE, tuple(map(Note, notes)))])
-        self.memory = memory
+        self.memory, self.bound_s = memory, bound_s
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from shardwright.ir.types import ON_DEVICE, TensorType
 from shardwright.passes.compiling.found import SearchResult, TooLargeError
 
 
-def too_large(tried: Sequence[SearchResult], program: Program) -> TooLargeError:
-    """The error of a program before its layouts were chosen, by the result that takes the least memory."""
+def too_large(tried: Sequence[SearchResult], program: Program, bound_s: float) -> TooLargeError:
+    """The error of a program before its layouts were chosen, by the result that takes the least memory; nothing that
+    fits takes less than `bound_s`."""
     found = min(tried, key=lambda found: found.peak)
     chip = found.objective.chip
     cost = max(found.costs, key=lambda cost: cost.memory.peak)
@@ -40,6 +41,7 @@ def too_large(tried: Sequence[SearchResult], program: Program) -> TooLargeError:
         f"{cost.func} needs {bytes_text(memory.peak)} on each chip, {bytes_text(memory.peak - room)} more than the"
         f" {bytes_text(room)} of {chip.name}, {which}",
         notes,
+        bound_s,
     )
 
 

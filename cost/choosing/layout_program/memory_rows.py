@@ -54,10 +54,16 @@ _NOTHING = _Part(Linear, 0.0)
 
 
 class MemoryRows:
-    """Adds the rows of a program's functions to its formulation. `solver` has made the graph, without prices."""
+    """Adds the rows of a program's functions to its formulation. `solver` has made the graph, without prices; `further`
+    bytes are there all the time."""
 
-    def __init__(self, formulation: Formulation, solver: TimeSolver, limit: float) -> None:
+    def __init__(
+        self, formulation: Formulation, solver: TimeSolver, limit: float, further: Sequence[Linear] = ()
+    ) -> None:
         self.formulation, self.solver, self.limit = formulation, solver, limit
+        self.further = [
+            _Part(lambda line=line: line, sum(float(each.max()) for each in line.coefficients)) for line in further
+        ]
         self.problem = solver.problem
         self.uses: dict[ValueNode, int] = {}
         self.made: dict[ValueNode, int] = {}
@@ -94,7 +100,7 @@ class MemoryRows:
     def every(self, least: float) -> Iterator[tuple[str, list[_Part], Linear | None]]:
         """For each moment of each function at which that much is alive beside weights, state and arguments, all of what
         is there."""
-        kept = [self.home(node) for node in self.problem.nodes if node.func is None]
+        kept = [*self.further, *(self.home(node) for node in self.problem.nodes if node.func is None)]
         for func in self.problem.program.funcs:
             times = timeline(self.problem, self.solver.structure, func)
             arguments = [self.home(node) for node in times.arguments]

@@ -23,7 +23,7 @@ from shardwright.cost.choosing.last_moves import Edge
 from shardwright.cost.choosing.layout_problem import LayoutProblem, UsesTree, ValueNode
 from shardwright.cost.choosing.layout_program.candidates import Candidates, narrowed, possible_moves
 from shardwright.cost.choosing.layout_program.cases import Case, Cases
-from shardwright.cost.choosing.layout_program.columns import ColumnValues
+from shardwright.cost.choosing.layout_program.columns import ColumnValues, Linear
 from shardwright.cost.choosing.layout_program.exclusions import ExcludedChoice, exclude, exclusion, layouts_of
 from shardwright.cost.choosing.layout_program.formulation import Formulation
 from shardwright.cost.choosing.layout_program.memory_rows import MemoryRows
@@ -75,6 +75,8 @@ class Outcome:
     columns: int = 0
     excluded: dict[tuple[int, ...], ExcludedChoice] = field(default_factory=dict[tuple[int, ...], ExcludedChoice])
     """What was chosen, by the choice, to be excluded where it does not fit after all."""
+    shares: dict[str, float] = field(default_factory=dict[str, float])
+    """Of values that may be shared between the memories, what lies on the device."""
 
     def add(self, bound_ns: float, problem: LayoutProblem) -> None:
         """Another problem's bound."""
@@ -110,7 +112,9 @@ class ProgramSolve:
     `byte_ns` is the price for a byte of weights and state to begin with, `bound_ns` a bound that is known; a bound that
     is lower by the share `enough` than what was found has to do where there is much to choose. `less` is for a function
     how much less memory it may take than the chip has; moments with less alive than the share `detail` of it have no
-    row. `end` is in seconds of the monotonic clock. `alone` gives HiGHS the whole problem at once.
+    row. `end` is in seconds of the monotonic clock. `alone` gives HiGHS the whole problem at once, where it takes no
+    more than so many `entries` of tables. A share of each weight or state value on the host that is named in `saved_ns`
+    may then lie on the device instead, where every byte of it on a chip saves so many nanoseconds.
     """
 
     chip: Chip
@@ -126,6 +130,8 @@ class ProgramSolve:
     end: float = math.inf
     alone: bool = False
     outcome: Outcome = field(default_factory=Outcome)
+    entries: float = MOST_ENTRIES
+    saved_ns: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __call__(self, problem: LayoutProblem) -> LayoutSolution:
         """Raises `nothing-better` where there is no choice below the upper bound, or too many for HiGHS; `too-large`
@@ -135,7 +141,7 @@ class ProgramSolve:
 
 class _ProgramSolver(TimeSolver):
     def __init__(self, problem: LayoutProblem, wanted: ProgramSolve) -> None:
-        effort = Effort(WorkLimit(MOST_ENTRIES if wanted.alone else math.inf), wanted.end)
+        effort = Effort(WorkLimit(wanted.entries if wanted.alone else math.inf), wanted.end)
         super().__init__(problem, wanted.chip, wanted.constants, wanted.structure, MemoryPrices(), effort)
         self.wanted = wanted
         self.edges_of: dict[ValueNode, list[tuple[int, int]]] = {}
@@ -164,18 +170,38 @@ class _ProgramSolver(TimeSolver):
         """All of it, by HiGHS alone."""
         memory = math.isfinite(self.chip.memory_bytes)
         made = whole_program(self, memory)
+        shared = self.shared(made)
         if memory:
-            MemoryRows(made, self, self.chip.memory_bytes).add(self.wanted.less, self.wanted.detail)
+            rows = MemoryRows(made, self, self.chip.memory_bytes, list(shared.values()))
+            rows.add(self.wanted.less, self.wanted.detail)
         for each in self.wanted.excluded:
             exclude(self, made, each)
         solved = made.program.solve(self.effort.end - time.monotonic(), _EXACT)
         bound = math.inf if solved.infeasible else solved.bound
         self.wanted.outcome.add(bound - self.tie * self.most_ties, self.problem)
+        if (values := solved.values) is not None:
+            shares = {
+                name: float(sum(values[columns].sum() for columns in line.columns)) for name, line in shared.items()
+            }
+            self.wanted.outcome.shares.update(shares)
         found = self.read(made, solved)
         if not memory:  # moves may be in parts: the cheapest are known without them
             self.moves_of.clear()
             self.exclusions.clear()
         return found and replace(found, bound=bound)
+
+    def shared(self, made: Formulation) -> dict[str, Linear]:
+        """The bytes on a chip of the shares that lie on the device instead of the host, by the name of the value."""
+        lines: dict[str, Linear] = {}
+        for node in self.problem.nodes:
+            if node.func is None and node.name in self.wanted.saved_ns:
+                choices, kept = made.choices[node.home], made.kept[node.home]
+                nbytes = self.whole_bytes(node, node.group.root().codes)[self.choices[node.home][kept]]
+                shares = made.program.columns(-self.wanted.saved_ns[node.name] * nbytes, integer=False)
+                for ends in np.stack([shares, choices], axis=1):
+                    made.program.row(Linear([ends], [np.array([1.0, -1.0])]), -math.inf, 0.0)
+                lines[node.name] = Linear([shares], [nbytes])
+        return lines
 
     def least(self) -> GraphSolution | None:
         """Case by case until none has a bound below what was found: at first one in another, until there is something,
