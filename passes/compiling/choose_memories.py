@@ -114,12 +114,14 @@ def memories_chosen(
     fitting = tried.add(device)
     if tried.fault is not None and not isinstance(tried.fault, TooLargeError):
         raise tried.fault
-    enough = free.objective_s * (1 + ENOUGH)
-    if objective.chip.host_link is None or (fitting and fitting.objective_s <= enough):
+    late, near = time.monotonic() > end, free.objective_s * (1 + ENOUGH)
+    if objective.chip.host_link is None or (fitting and (late or fitting.objective_s <= near)):
         return filled(*tried.result())
     every = tried.add(on_host) or search(_filled(program, on_host), roomy, tried.seconds)
     kept = sorted((_Kept.of(every, value.name) for value in opened), key=lambda value: -value.a_byte_s)
-    any(tried.add(on_host | placements) for placements in islice(_subsets(kept, limit), _TRIED))
+    for placements in islice(_subsets(kept, limit), _TRIED):
+        if (tried.best and time.monotonic() > end) or tried.add(on_host | placements):
+            break
     for value in [] if whole or tried.best is None else kept:
         share = (limit - tried.best.peak) / max(1, value.nbytes)
         if time.monotonic() > end:

@@ -80,10 +80,12 @@ def search(
     began = time.monotonic()
     filled = memories_chosen(program, objective, seconds)
     before = filled.found and filled.found.but(objective=objective)
-    if before is not None and options is None and before.bound_s >= before.objective_s * (1 - ENOUGH):
-        return before.but(status="optimal", seconds=time.monotonic() - began)
-    copies = (Offload(),) if off_device(filled.program) else ()
     left = max(0.0, seconds - (time.monotonic() - began))
+    if before is not None and options is None:
+        closed = before.bound_s >= before.objective_s * (1 - ENOUGH)
+        if closed or not left:
+            return before.but(status="optimal" if closed else "feasible", seconds=time.monotonic() - began)
+    copies = (Offload(),) if off_device(filled.program) else ()
     found = choose(
         run_passes(filled.program, (*copies, Decompose(), Cleanup())), objective, left, options, known or before
     )

@@ -245,3 +245,20 @@ def test_all_searches_of_a_program_share_its_time(monkeypatch: pytest.MonkeyPatc
     assert before[0] == pytest.approx(400)
     assert before[1:] == pytest.approx([100] * len(before[1:]))
     assert 990 < last < 1000
+
+
+@pytest.mark.parametrize("memory", [2.7e7, 1.6e7])
+def test_no_filling_is_tried_once_the_time_is_over_and_one_fits(memory: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All on the device at first; where that does not fit, all on the host, which also tells what copies take."""
+    tried: list[Program] = []
+    choose = choosing.choose
+
+    def told(made: Program, *more: object) -> SearchResult:
+        tried.append(made)
+        return choose(made, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(choosing, "choose", told)
+    found = search(program(), on(memory), 0.0)
+    assert found.fits
+    assert 0 < found.bound_s < found.objective_s
+    assert len(tried) <= 3
