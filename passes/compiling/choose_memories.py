@@ -34,6 +34,9 @@ _FOR_ALL_HELD = 0.4
 _FOR_EACH = 0.1
 """The share of the time for the layouts of one filling."""
 
+_FOR_SHARES = 0.25
+"""The share of the time for the bounds of shares, all sets of fetched values together."""
+
 _FOR_TRYING = 0.7
 """The share of the time after which no further filling is tried."""
 
@@ -130,6 +133,7 @@ def memories_chosen(
         if tried.chosen[value.name] == ON_HOST and spread.tier is None:
             tried.add(tried.chosen | {value.name: spread})
     on_device_s = fitting.bound_s if fitting else tried.fault.bound_s if isinstance(tried.fault, TooLargeError) else 0.0
+    end = min(end, time.monotonic() + _FOR_SHARES * seconds)
     least_s = tried.least_shared(kept, on_device_s, end, whole=whole)
     return filled(*tried.result(), least_s)
 
@@ -173,21 +177,23 @@ class _Fillings:
         device = {value.name: ON_DEVICE for value in kept}
         saved_s = {value.name: value.a_byte_s for value in kept}
         least = on_device_s
-        for names in fetched_sets(tuple(device)) or [()]:
-            left = end - time.monotonic()
-            if not names or left <= 0:
+        sets = fetched_sets(tuple(device))
+        for number, names in enumerate(sets):
+            left = (end - time.monotonic()) / (len(sets) - number)
+            if left <= 0:
                 return -math.inf
             program = _filled(self.program, device | dict.fromkeys(names, ON_HOST))
-            bound_s, shares = least_shared(program, names, saved_s, self.objective, min(left, self.seconds))
+            known_s = self.best.objective_s if self.best else math.inf
+            bound_s, shares = least_shared(program, names, saved_s, self.objective, known_s, left)
             least = min(least, bound_s)
             if math.isinf(least) and least < 0:
                 return least
-            for places in (0, 0) if whole else (0, 2):
+            for places in (0,) if whole else (0, 2):
                 if not shares or (self.best and self.best.objective_s * (1 - ENOUGH) <= bound_s):
                     break
                 fetched = (value for value in kept if value.name in names)
                 self.add(device | {v.name: ON_HOST if whole else v.spread(shares[v.name], places) for v in fetched})
-        return least
+        return least if sets else -math.inf
 
 
 @dataclass(frozen=True)

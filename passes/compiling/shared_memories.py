@@ -15,7 +15,6 @@ from itertools import chain, combinations
 
 from shardwright.cost.choosing.layout_problem import PlacementOptions
 from shardwright.cost.choosing.layout_program.solver import Outcome, ProgramSolve
-from shardwright.cost.choosing.limited_placement import LEAST_ENTRIES
 from shardwright.cost.choosing.objective import Objective
 from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.time_placement import NANOSECONDS
@@ -24,6 +23,7 @@ from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.program import Program
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
+from shardwright.passes.compiling.found import ENOUGH
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import run_passes
 
@@ -39,15 +39,22 @@ def fetched_sets(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def least_shared(
-    program: Program, fetched: Sequence[str], saved_s: Mapping[str, float], objective: Objective, seconds: float
+    program: Program,
+    fetched: Sequence[str],
+    saved_s: Mapping[str, float],
+    objective: Objective,
+    upper_s: float,
+    seconds: float,
 ) -> tuple[float, Mapping[str, float]]:
     """The least seconds of a program whose `fetched` values lie on the host, with shares of them on the device where
-    each byte on a chip saves so many seconds, whatever shares and layouts; and the shares that do, where any do."""
+    each byte on a chip saves so many seconds, whatever shares and layouts, but no more than `upper_s`; and shares that
+    take less, where any do."""
     problems = ProgramProblems(run_passes(program, (Offload(), Decompose(), Cleanup())))
     outcome = Outcome()
     solve = ProgramSolve(
-        objective.chip, objective.constants, problems.structure, 0.0, end=time.monotonic() + seconds, alone=True,
-        outcome=outcome, entries=LEAST_ENTRIES, saved_ns={name: saved_s[name] * NANOSECONDS for name in fetched},
+        objective.chip, objective.constants, problems.structure, upper_s * NANOSECONDS, enough=ENOUGH,
+        end=time.monotonic() + seconds, outcome=outcome,
+        saved_ns={name: saved_s[name] * NANOSECONDS for name in fetched},
     )  # fmt: skip
     with suppress(DiagnosticError, OutOfWorkError):
         solve(problems.of(PlacementOptions(calls=objective.calls, is_limited=True)))

@@ -65,10 +65,13 @@ class CaseCut:
 
 
 class Cases:
-    """Bounds cases of a solver's problem, and tells them apart."""
+    """Bounds cases of a solver's problem, and tells them apart; `shared` as in `PricedGraph`."""
 
-    def __init__(self, solver: TimeSolver, limit: float) -> None:
-        self.priced = PricedGraph(solver)
+    def __init__(
+        self, solver: TimeSolver, limit: float, shared: Mapping[int, tuple[float, Floats]] | None = None
+    ) -> None:
+        self.priced = PricedGraph(solver, shared)
+        self.shared = sum(float(nbytes.max()) for _, nbytes in (shared or {}).values())
         self.out_of_time = solver.out_of_time
         self.limit = limit
         self.kept = [node for node in solver.problem.nodes if node.func is None]
@@ -84,7 +87,8 @@ class Cases:
         """Improves a case's price and bound, and leaves out what costs more than `upper`; whether anything is left."""
         if not self.make_room(case):
             return False
-        if sum(float(nbytes[case.left.values[v]].max()) for v, nbytes in self.nbytes.items()) <= self.limit:
+        most = self.shared + sum(float(nbytes[case.left.values[v]].max()) for v, nbytes in self.nbytes.items())
+        if most <= self.limit:
             case.price = 0.0  # everything fits
             return self.settle(case, 0.0, upper) < upper
         best = self.settle(case, case.price, upper)

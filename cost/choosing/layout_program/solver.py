@@ -112,9 +112,9 @@ class ProgramSolve:
     `byte_ns` is the price for a byte of weights and state to begin with, `bound_ns` a bound that is known; a bound that
     is lower by the share `enough` than what was found has to do where there is much to choose. `less` is for a function
     how much less memory it may take than the chip has; moments with less alive than the share `detail` of it have no
-    row. `end` is in seconds of the monotonic clock. `alone` gives HiGHS the whole problem at once, where it takes no
-    more than so many `entries` of tables. A share of each weight or state value on the host that is named in `saved_ns`
-    may then lie on the device instead, where every byte of it on a chip saves so many nanoseconds.
+    row. `end` is in seconds of the monotonic clock. `alone` gives HiGHS the whole problem at once. A share
+    of each weight or state value on the host that is named in `saved_ns` may lie on the device instead, where every
+    byte of it on a chip saves so many nanoseconds.
     """
 
     chip: Chip
@@ -130,7 +130,6 @@ class ProgramSolve:
     end: float = math.inf
     alone: bool = False
     outcome: Outcome = field(default_factory=Outcome)
-    entries: float = MOST_ENTRIES
     saved_ns: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def __call__(self, problem: LayoutProblem) -> LayoutSolution:
@@ -141,7 +140,7 @@ class ProgramSolve:
 
 class _ProgramSolver(TimeSolver):
     def __init__(self, problem: LayoutProblem, wanted: ProgramSolve) -> None:
-        effort = Effort(WorkLimit(wanted.entries if wanted.alone else math.inf), wanted.end)
+        effort = Effort(WorkLimit(MOST_ENTRIES if wanted.alone else math.inf), wanted.end)
         super().__init__(problem, wanted.chip, wanted.constants, wanted.structure, MemoryPrices(), effort)
         self.wanted = wanted
         self.edges_of: dict[ValueNode, list[tuple[int, int]]] = {}
@@ -170,37 +169,38 @@ class _ProgramSolver(TimeSolver):
         """All of it, by HiGHS alone."""
         memory = math.isfinite(self.chip.memory_bytes)
         made = whole_program(self, memory)
-        shared = self.shared(made)
         if memory:
-            rows = MemoryRows(made, self, self.chip.memory_bytes, list(shared.values()))
-            rows.add(self.wanted.less, self.wanted.detail)
+            MemoryRows(made, self, self.chip.memory_bytes).add(self.wanted.less, self.wanted.detail)
         for each in self.wanted.excluded:
             exclude(self, made, each)
         solved = made.program.solve(self.effort.end - time.monotonic(), _EXACT)
         bound = math.inf if solved.infeasible else solved.bound
         self.wanted.outcome.add(bound - self.tie * self.most_ties, self.problem)
-        if (values := solved.values) is not None:
-            shares = {
-                name: float(sum(values[columns].sum() for columns in line.columns)) for name, line in shared.items()
-            }
-            self.wanted.outcome.shares.update(shares)
         found = self.read(made, solved)
         if not memory:  # moves may be in parts: the cheapest are known without them
             self.moves_of.clear()
             self.exclusions.clear()
         return found and replace(found, bound=bound)
 
-    def shared(self, made: Formulation) -> dict[str, Linear]:
-        """The bytes on a chip of the shares that lie on the device instead of the host, by the name of the value."""
-        lines: dict[str, Linear] = {}
+    def shared(self) -> dict[int, tuple[float, Floats]]:
+        """For the home of each value that may be shared, what a byte on the device saves, and its choices' bytes."""
+        made: dict[int, tuple[float, Floats]] = {}
         for node in self.problem.nodes:
-            if node.func is None and node.name in self.wanted.saved_ns:
-                choices, kept = made.choices[node.home], made.kept[node.home]
-                nbytes = self.whole_bytes(node, node.group.root().codes)[self.choices[node.home][kept]]
-                shares = made.program.columns(-self.wanted.saved_ns[node.name] * nbytes, integer=False)
-                for ends in np.stack([shares, choices], axis=1):
-                    made.program.row(Linear([ends], [np.array([1.0, -1.0])]), -math.inf, 0.0)
-                lines[node.name] = Linear([shares], [nbytes])
+            saved = self.wanted.saved_ns.get(node.name) if node.func is None else None
+            if saved is not None:
+                nbytes = self.whole_bytes(node, node.group.root().codes)
+                made[node.home] = saved, nbytes[self.choices[node.home]]
+        return made
+
+    def shares(self, made: Formulation) -> dict[int, Linear]:
+        """The bytes on a chip of the shares that lie on the device instead of the host, by the home of the value."""
+        lines: dict[int, Linear] = {}
+        for home, (saved, every) in self.shared().items():
+            choices, nbytes = made.choices[home], every[made.kept[home]]
+            shares = made.program.columns(-saved * nbytes, integer=False)
+            for ends in np.stack([shares, choices], axis=1):
+                made.program.row(Linear([ends], [np.array([1.0, -1.0])]), -math.inf, 0.0)
+            lines[home] = Linear([shares], [nbytes])
         return lines
 
     def least(self) -> GraphSolution | None:
@@ -210,7 +210,7 @@ class _ProgramSolver(TimeSolver):
         if self.least_kept() > self.chip.memory_bytes:
             wanted.outcome.add(math.inf, self.problem)
             return None
-        self.cases = Cases(self, self.chip.memory_bytes)
+        self.cases = Cases(self, self.chip.memory_bytes, self.shared())
         first = self.cases.first(wanted.byte_ns)
         first.bound = wanted.bound_ns
         best: GraphSolution | None = None
@@ -258,7 +258,9 @@ class _ProgramSolver(TimeSolver):
         if left.size > min(most, CANDIDATES_A_SECOND * seconds) or find_spec("ortools") is None:
             return None, False
         made = Formulation(self.graph, left)
-        MemoryRows(made, self, self.chip.memory_bytes).add(self.wanted.less, self.wanted.detail)
+        shares = self.shares(made)
+        rows = MemoryRows(made, self, self.chip.memory_bytes, list(shares.values()))
+        rows.add(self.wanted.less, self.wanted.detail)
         for each in self.wanted.excluded:
             exclude(self, made, each)
         self.wanted.outcome.columns += made.program.size
@@ -269,7 +271,11 @@ class _ProgramSolver(TimeSolver):
         ended = solved.infeasible or solved.optimal or solved.bound >= limit
         bound = limit if solved.infeasible else solved.bound
         case.bound = max(case.bound, min(bound, limit))
-        return self.read(made, solved), ended
+        if (found := self.read(made, solved)) is not None and found.cost < upper:
+            for home, line in shares.items():
+                share = sum(float(solved.values[columns].sum()) for columns in line.columns)
+                self.wanted.outcome.shares[self.problem.variables[home].name] = share
+        return found, ended
 
     def candidates(self, case: Case, upper: float) -> Candidates | None:
         """The candidates that the bounds of a case leave below the time `upper`."""
