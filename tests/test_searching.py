@@ -284,3 +284,13 @@ def test_a_value_of_many_uses_ends(memory: float | None) -> None:
     assert made.status == "optimal"
     assert made.bound_s == pytest.approx(made.objective_s, rel=ENOUGH)
     assert made.costs[0].bytes_received_per_chip == 0
+
+
+def test_a_written_order_may_name_an_axis_of_one_chip_where_a_dimension_is_crowded() -> None:
+    text = (
+        "mesh w=1 x=3 y=3\ndim B=24 E=6 order y x w\nfunc f(x: B_xE_y) -> B_xwE_y {\n"
+        "  a: B_xE_w = gelu(x)\n  b: B_yE = a * x\n  return b\n}\n"
+    )
+    found = search(load(Source("crowded", text)), Objective.on(load_chip("h100")), 10.0)
+    assert found.bound_s <= found.objective_s
+    assert next(dim for dim in found.program.dims if dim.name == "E").order == ("y", "x", "w")

@@ -102,7 +102,7 @@ class CrowdedMoves:
         order, then all others, which it may take for a time."""
         dim, mesh = self.program.dim(name), self.mesh
         if dim.order is not None:
-            return [dim.order]
+            return [tuple(digit for digit in dim.order if isinstance(digit, int) or digit in mesh)]
         fitting = [axis for axis, size in mesh.items() if dim.size % size == 0]
         known = tuple(digit for digit in first if digit in fitting)
         own = mesh.sorted({*pair[0].split(name), *pair[1].split(name)}.difference(known))

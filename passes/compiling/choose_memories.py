@@ -185,6 +185,7 @@ class _Fillings:
             program = _filled(self.program, device | dict.fromkeys(names, ON_HOST))
             known_s = self.best.objective_s if self.best else math.inf
             bound_s, shares = least_shared(program, names, saved_s, self.objective, known_s, left)
+            bound_s -= sum(value.rounding_s for value in kept if value.name in names)
             least = min(least, bound_s)
             if math.isinf(least) and least < 0:
                 return least
@@ -199,12 +200,13 @@ class _Fillings:
 @dataclass(frozen=True)
 class _Kept:
     """A value with everything open on the host: its bytes on a chip, those of what is fetched of it at once, the
-    seconds of its copies, and its largest dimension."""
+    seconds of its copies, those of half a byte in each, and its largest dimension."""
 
     name: str
     nbytes: int
     fetched: int
     seconds: float
+    rounding_s: float
     largest: str
 
     @property
@@ -222,17 +224,18 @@ class _Kept:
 
     @staticmethod
     def of(found: SearchResult, name: str) -> _Kept:
-        mesh, seconds, fetched = found.placed.mesh, 0.0, 0
+        mesh, seconds, rounding, fetched = found.placed.mesh, 0.0, 0.0, 0
         for func, cost in zip(found.program.funcs, found.costs, strict=True):
             stored = {s.operand for s, _ in func.walk() if isinstance(s, SetState) and s.state == name}
             for kernel in cost.kernels:
                 statement = kernel.work.statement
                 if kernel.work.copied is not None and (name in statement.operands or statement.result.name in stored):
-                    seconds += found.objective.count(cost.func) * kernel.total_s
+                    seconds += (taken := found.objective.count(cost.func) * kernel.total_s)
+                    rounding += taken / max(1, 2 * kernel.work.copied.link_bytes)
                     fetched = max(fetched, kernel.work.result.local_bytes(mesh))
         dims = next(v for v in (*found.placed.weights, *found.placed.state) if v.name == name).type.dims
         largest = max(dims, key=lambda dim: dim.size).name if dims else ""
-        return _Kept(name, _bytes_of(found, name), fetched, seconds, largest)
+        return _Kept(name, _bytes_of(found, name), fetched, seconds, rounding, largest)
 
 
 def _bytes_of(found: SearchResult, name: str) -> int:

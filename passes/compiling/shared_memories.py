@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, combinations
 
 from shardwright.cost.choosing.layout_problem import PlacementOptions
@@ -48,11 +49,12 @@ def least_shared(
 ) -> tuple[float, Mapping[str, float]]:
     """The least seconds of a program whose `fetched` values lie on the host, with shares of them on the device where
     each byte on a chip saves so many seconds, whatever shares and layouts, but no more than `upper_s`; and shares that
-    take less, where any do."""
+    take less, where any do. Shares are of whole bytes: each may take half a byte less than it should."""
+    chip = replace(objective.chip, memory_bytes=objective.chip.memory_bytes + len(fetched) / 2)
     problems = ProgramProblems(run_passes(program, (Offload(), Decompose(), Cleanup())))
     outcome = Outcome()
     solve = ProgramSolve(
-        objective.chip, objective.constants, problems.structure, upper_s * NANOSECONDS, enough=ENOUGH,
+        chip, objective.constants, problems.structure, upper_s * NANOSECONDS, enough=ENOUGH,
         end=time.monotonic() + seconds, outcome=outcome,
         saved_ns={name: saved_s[name] * NANOSECONDS for name in fetched},
     )  # fmt: skip

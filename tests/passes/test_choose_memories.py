@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -89,9 +90,10 @@ def test_memory_nearly_too_small_is_proved_among_all_shares() -> None:
     link = Switched((NetworkLevel("all", None, 5e8, 1e-6, "direct"),))
     slow = replace(load_chip("h100"), memory_bytes_per_s=1e9, interconnect=link)
     objective = Objective.on(replace(slow, memory_bytes=18e3, flops_per_s={"bf16": 1e11}))
-    found = search(load(Source("two", TWO.format(w=" on ?", v=" on ?"))), objective, SECONDS)
+    began = time.process_time()
+    found = search(load(Source("two", TWO.format(w=" on ?", v=" on ?"))), objective)
     assert found.status == "optimal"
-    assert found.seconds < 4
+    assert time.process_time() - began < 5.0
     ways = ["", " on host", *(f" on device {p}% host {100 - p}% along F" for p in (30, 60, 88, 88.4))]
     every: list[float] = []
     for w, v in itertools.product(ways, repeat=2):
@@ -204,7 +206,7 @@ def test_the_pass_takes_the_programs_own_chip() -> None:
 
 def test_layouts_are_proved_among_all_memories(chip: Path) -> None:
     """By `check` no more than by `search`: of the memories that were chosen they are the best."""
-    found = search(program(), on(2.7e7), SECONDS)
+    found = search(program(), on(2.7e7))
     place = Place(chip=str(chip))
     proof = check_in_full(program(), place=place).proof
     assert proof is not None
