@@ -109,8 +109,8 @@ def _moving_at_once(
 def _finish_first(
     coding: StateNumbering, pairs: _Pairs, links: LinkTimes | None, work: _Work, found: tuple[Floats, Floats, Floats]
 ) -> None:
-    """Bars what splits the last dimension: it waits until a partial softmax is finished: an all-reduce goes before, and
-    the costs `found` are those of both."""
+    """Prices what splits the last dimension, which waits until a partial softmax is finished: an all-reduce goes
+    before, or a reduce-scatter onto another dimension that has room, and the costs `found` are those of both."""
     assert work.softmax is not None
     last = work.softmax[2]
     target = np.broadcast_to(pairs.target, last.shape)
@@ -120,17 +120,30 @@ def _finish_first(
     if not at.any():
         return
     before, after = np.broadcast_to(pairs.source, last.shape)[at], target[at]
+    powers = coding.radix ** np.arange(digits.shape[1], dtype=np.int64)
     partial = digits[before] == SOFTMAX
-    whole = pairs.codes[before] - partial @ (SOFTMAX * coding.radix ** np.arange(digits.shape[1], dtype=np.int64))
-    numbers = np.arange(len(whole))
-    rest = _Pairs(pairs.shape, np.concatenate([whole, pairs.codes[after]]), numbers, numbers + len(whole))
     axes = np.where(partial, np.left_shift(1, np.arange(digits.shape[1], dtype=np.int64)), 0).sum(axis=1)
-    shard, factor = (work.volume * work.chips[work.sliced])[at], work.softmax[0][at]
-    following = _moving(coding, rest, links)
-    found[0][at] = np.ceil(factor * work.whole(2 * shard * (1 - 1 / work.chips[axes])) - 1e-6) + following[0]
-    found[1][at] = (work.chips[axes] > 1) + following[1]
-    if links is not None:
-        found[2][at] = 2 * _taken(links.gather, axes, shard * factor) + following[2]
+    shard, factor, chips = (work.volume * work.chips[work.sliced])[at], work.softmax[0][at], work.chips[axes]
+    scattered = np.ceil(factor * work.whole(shard * (1 - 1 / chips)) - 1e-6)
+    best = (np.full(len(before), np.inf),) * 3
+    for number, dim in enumerate((None, *pairs.shape.names[:-1])):
+        state = WHOLE if dim is None else coding.number_of_dim(dim)
+        made = pairs.codes[before] + partial @ ((state - SOFTMAX) * powers)
+        numbers = np.arange(len(made))
+        rest = _Pairs(pairs.shape, np.concatenate([made, pairs.codes[after]]), numbers, numbers + len(made))
+        received, steps, seconds = _moving(coding, rest, links)
+        if dim is None:
+            received = received + np.ceil(factor * work.whole(2 * shard * (1 - 1 / chips)) - 1e-6)
+            better = np.ones(len(made), np.bool_)
+        else:
+            room = work.left[number - 1, work.splitting[number - 1][at] | axes.astype(np.uint16)] != _NO_ROOM
+            received, better = received + scattered, (chips > 1) & room
+        steps = steps + (chips > 1)
+        if links is not None:
+            seconds = seconds + (2 if dim is None else 1) * _taken(links.gather, axes, shard * factor)
+        better &= (received < best[0]) | ((received == best[0]) & (steps < best[1]))
+        best = tuple(np.where(better, each, old) for each, old in zip((received, steps, seconds), best, strict=True))
+    found[0][at], found[1][at], found[2][at] = best
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from shardwright.cost.resharding.bound import lower_bound_bytes, order_choices
 from shardwright.cost.resharding.digits import AxisRoles, DigitRoom, digits_between
 from shardwright.cost.resharding.search import permute_between, shortest
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
-from shardwright.ir.digits import Order
+from shardwright.ir.digits import Order, order_size
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.ops import AllReduce, Fetch, Movement, Store
+from shardwright.ir.ops import AllReduce, Fetch, Movement, ReduceScatter, Store
 from shardwright.ir.types import ON_DEVICE, TensorType
 
 __all__ = [
@@ -205,12 +205,11 @@ def _rank(made: ReshardingPlan, topology: Topology | None) -> tuple[float, int, 
 def _way(source: TensorType, target: TensorType, room: DigitRoom, topology: Topology | None) -> ReshardingPlan:
     """Movements of digits, where they lead and no dimension lacks room for what would be better; else the best way.
 
-    A partial softmax has its last dimension whole: it is finished before that is split."""
+    A partial softmax has its last dimension whole: it is finished before that is split, everywhere or onto another
+    dimension that has room."""
     if source.is_pair and target.splits[-1]:
-        finish = AllReduce(source.partial_axes)
-        rest = _way(type_after(finish, source), target, room, topology)
-        operations = [finish, *(step.operation for step in rest.steps)]
-        return _priced(source, target, operations, replace(room, orders=rest.orders), rest.remark)
+        ways = [_finished(finish, source, target, wide, topology) for finish, wide in _finishes(source, room)]
+        return min(ways, key=lambda made: _rank(made, topology)[:2])
     found, lacks_room = digits_between(source, target, room, topology)
     direct = None if found is None else _priced(source, target, found[0], room, found[1])
     if direct is not None and (not lacks_room or (topology is None and direct.optimal)):
@@ -218,6 +217,28 @@ def _way(source: TensorType, target: TensorType, room: DigitRoom, topology: Topo
     wide = room.with_all_digits()
     detour = _priced(source, target, _detour(source, target, room, wide, topology), wide, None)
     return detour if direct is None or _rank(detour, topology) < _rank(direct, topology) else direct
+
+
+def _finishes(source: TensorType, room: DigitRoom) -> Iterator[tuple[Movement, DigitRoom]]:
+    """The reductions that finish a partial softmax, each with the digits beside those of what it gives."""
+    axes = source.partial_axes
+    yield AllReduce(axes), room
+    for dim in source.dims[:-1] if room.mesh.product(axes) > 1 else ():
+        added = tuple(axis for axis in axes if axis not in room.orders[dim.name])
+        order, chips = (*room.orders[dim.name], *added), room.mesh.product(added)
+        fits = room.left[dim.name] % chips == 0 and dim.size % order_size(order, room.mesh) == 0
+        if fits and room.takes(dim.name, axes):
+            left = {**room.left, dim.name: room.left[dim.name] // chips}
+            yield ReduceScatter(((axes, dim.name),)), replace(room, orders={**room.orders, dim.name: order}, left=left)
+
+
+def _finished(
+    finish: Movement, source: TensorType, target: TensorType, room: DigitRoom, topology: Topology | None
+) -> ReshardingPlan:
+    """The best way that begins with a reduction."""
+    rest = _way(type_after(finish, source), target, room, topology)
+    operations = [finish, *(step.operation for step in rest.steps)]
+    return _priced(source, target, operations, replace(room, orders=rest.orders), rest.remark)
 
 
 def _detour(

@@ -40,7 +40,7 @@ from shardwright.ir.ops import (
     Slice,
     Store,
 )
-from shardwright.ir.types import Dim, DType, Placement, Shape, TensorType, Tier
+from shardwright.ir.types import Dim, DType, Partial, Placement, Reduction, Shape, TensorType, Tier
 
 
 def text(operation: Movement) -> str:
@@ -114,6 +114,26 @@ def test_plans(source: Layout, target: Layout, steps: list[str], received: int) 
     assert texts(made) == steps
     assert made.bytes_received == received
     assert execute(made, XYZ) == []
+
+
+@pytest.mark.parametrize(
+    ("split", "extents", "steps", "received"),
+    [
+        (None, (24, 24), ["reduce_scatter[x -> A]", "all_to_all[x: A -> B]"], 1152),
+        ("y", (24, 24), ["reduce_scatter[x -> A]", "all_to_all[x: A -> B]"], 576),
+        (None, (5, 24), ["all_reduce[x]", "slice[x -> B]"], 390),  # A has no room
+    ],
+)  # fmt: skip
+def test_a_partial_softmax_is_finished_onto_rows_before_its_width_is_split(
+    split: str | None, extents: tuple[int, int], steps: list[str], received: int
+) -> None:
+    """The pairs are of 2 bytes for each element and 4 for each row; only the last movement has elements alone."""
+    dims = (Dim("A", extents[0]), Dim("B", extents[1]))
+    axes = (split,) if split else ()
+    source = TensorType(DType.BF16, dims, (axes, ()), Partial(Reduction.SOFTMAX, ("x",)))
+    made = plan(source, TensorType(DType.BF16, dims, (axes, ("x",))), Mesh.of(x=4, y=2))
+    assert [text(step.operation) for step in made.steps] == steps
+    assert made.bytes_received == received
 
 
 def test_no_steps_between_equal_types() -> None:
