@@ -125,13 +125,12 @@ def memories_chosen(
     for placements in islice(_subsets(kept, limit), _TRIED):
         if (tried.best and time.monotonic() > end) or tried.add(on_host | placements):
             break
-    for value in [] if whole or tried.best is None else kept:
-        share = (limit - tried.best.peak) / max(1, value.nbytes)
-        if time.monotonic() > end:
+    for value in [] if whole else kept:
+        if tried.best is None or time.monotonic() > end:
             break
-        spread = value.spread(share)
+        spread = value.spread((limit - tried.best.peak) / max(1, value.nbytes))
         if tried.chosen[value.name] == ON_HOST and spread.tier is None:
-            tried.add(tried.chosen | {value.name: spread})
+            tried.add({**tried.chosen, value.name: spread})
     on_device_s = fitting.bound_s if fitting else tried.fault.bound_s if isinstance(tried.fault, TooLargeError) else 0.0
     end = min(end, time.monotonic() + _FOR_SHARES * seconds)
     least_s = tried.least_shared(kept, on_device_s, end, whole=whole)

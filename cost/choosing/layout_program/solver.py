@@ -271,9 +271,10 @@ class _ProgramSolver(TimeSolver):
         ended = solved.infeasible or solved.optimal or solved.bound >= limit
         bound = limit if solved.infeasible else solved.bound
         case.bound = max(case.bound, min(bound, limit))
-        if (found := self.read(made, solved)) is not None and found.cost < upper:
+        found, values = self.read(made, solved), solved.values
+        if found is not None and values is not None and found.cost < upper:
             for home, line in shares.items():
-                share = sum(float(solved.values[columns].sum()) for columns in line.columns)
+                share = sum(float(values[columns].sum()) for columns in line.columns)
                 self.wanted.outcome.shares[self.problem.variables[home].name] = share
         return found, ended
 
