@@ -251,6 +251,14 @@ def test_the_largest_batch_that_fits_is_one_that_axes_may_not_divide(chips: int,
     assert [batch for batch in range(most, most + 3 * chips) if fits(batch)] == [most]
 
 
+def test_formats_that_a_chip_does_not_multiply_in_fit_nothing(shardwright: Callable) -> None:
+    chips = ("--chip", "a100-80g", "--chips", "8", "--weights", "f8e4m3")
+    for command, rest in (("cost", ()), ("fit", ()), ("plan", ("--prompt", "64", "--output", "8"))):
+        got = shardwright(command, "llama-3-8b", *chips, *rest)
+        assert got.status == 1
+        assert "a100-80g has no rate for matrix products in f8e4m3 [no-rate]" in got.err
+
+
 def test_cost_and_fit_agree_on_batches_that_may_be_rounded_up(shardwright: Callable) -> None:
     """On three chips 248 fit, and 249, which take less time, do not."""
     at = ("--chip", "h100", "--layout", "wg-x", "--context", "2000", "--chips", "3", "--json")

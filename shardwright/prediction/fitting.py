@@ -104,10 +104,13 @@ def fitting(
     """The fewest chips of `n_chips_of` on which decode of `batch` sequences with `context` positions in the cache fits,
     or those given, and the largest batch (at this context) and longest context (at this batch) there.
 
-    Raises where no number of chips is enough, or what is asked for has no program on any.
+    Raises where no number of chips is enough, what is asked for has no program on any, or the chip cannot multiply in
+    the format of the weights.
     """
     check_positions(model.model, context)
     check_preset(layout)
+    if weights == "f8e4m3":
+        chip.rate(weights)  # what weights are multiplied with is in 8 bits, too
     most = longest_context(model.model)
     bounded = weight_bytes(model.model, weights)
     priced: list[tuple[MemoryUse, Mesh]] = []
