@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
@@ -12,9 +12,8 @@ from shardwright.ir.types import DType
 
 TIERS = ("device", "host", "disk")
 AttentionPlace = Literal["device", "host"]
-WeightFormat = Literal["int8", "int4"]
-CacheFormat = Literal["int4"]
-Formats = tuple[WeightFormat | None, CacheFormat | None]
+StoredFormat = Literal["int8", "int4", "f8e4m3"]
+Formats = tuple[StoredFormat | None, StoredFormat | None]
 """In what weights and cache are stored, None as they are."""
 _ORDER = "gbs,ngb,wg,wc,cg,cc,hg,hc"
 POLICY_KEYS = ("gpu_batch", "n_gpu_batches", "wg", "wc", "cg", "cc", "hg", "hc")
@@ -53,8 +52,8 @@ class Policy:
     weights: Shares
     cache: Shares
     hidden: Shares
-    weight_format: WeightFormat | None = None
-    cache_format: CacheFormat | None = None
+    weight_format: StoredFormat | None = None
+    cache_format: StoredFormat | None = None
     host_attention: bool = True
 
     @property
@@ -67,11 +66,21 @@ class Policy:
         """In what weights and cache are stored."""
         return self.weight_format, self.cache_format
 
+    def stored_in(self, formats: Formats) -> Policy:
+        """The policy with these formats, and its own where none is said."""
+        weights, cache = formats
+        return replace(self, weight_format=weights or self.weight_format, cache_format=cache or self.cache_format)
+
+    @property
+    def named_formats(self) -> dict[str, StoredFormat]:
+        """In what weights and cache are stored, of those that are not as they are."""
+        named = zip(("weights", "cache"), self.formats, strict=True)
+        return {what: stored for what, stored in named if stored is not None}
+
     @property
     def bits(self) -> dict[str, int]:
         """The bits of a number of what is stored in few."""
-        named = zip(("weights", "cache"), self.formats, strict=True)
-        return {what: DType(stored).bits for what, stored in named if stored is not None}
+        return {what: DType(stored).bits for what, stored in self.named_formats.items()}
 
     def as_json(self) -> dict[str, float | int]:
         """The keys of the contract; shares in percent."""

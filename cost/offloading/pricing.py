@@ -58,6 +58,7 @@ class PricedPolicy:
             **({"mesh": dict(setting.mesh)} if setting.mesh else {}),
             "compressed": {what: what in bits for what in ("weights", "cache")},
             "bits": bits,
+            "formats": self.policy.named_formats,
             "host_attention": self.host_attention,
         }
 

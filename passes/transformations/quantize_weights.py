@@ -90,9 +90,9 @@ class QuantizeWeights(Pass):
 
     @classmethod
     def storing(cls, stored: str) -> QuantizeWeights:
-        """The pass that stores weights in a format: int8, int4 or f8e4m3."""
+        """The pass of a format of `FORMATS`."""
         dtype = DType(stored)
-        return cls(bits=dtype.bits, floats=dtype.is_float)
+        return cls(bits=dtype.bits, floats=dtype.is_float, products=dtype.is_float)
 
     def run(self, program: Program) -> Program:
         if self.products and self.bits != 8:

@@ -28,9 +28,8 @@ def add_parser(subparsers: Subparsers) -> None:
     """CHECKPOINT --prompts IN.jsonl -o OUT.jsonl, or MODEL --plan-only, and what stands below."""
     parser = subparsers.add_parser(
         "offload",
-        description="Generate with a model that is larger than the device: weights, KV cache and hidden states are "
-        "spread over device, host and disk by a policy. With --plan-only the best policy by the cost model, or the "
-        "price of a given one.",
+        description="Generate with weights, KV cache and hidden states spread over device, host and disk by a policy. "
+        "With --plan-only the best policy by the cost model, or the price of a given one.",
     )
     parser.add_argument(
         "model",
@@ -54,7 +53,7 @@ def add_planning(parser: Parser) -> None:
     add(
         "--machine",
         metavar="NAME",
-        help="a machine by name, or the path of a machine file (default: this one, measured once in some seconds)",
+        help="a machine by name, or its file (default: this one, measured once in seconds)",
     )
     add("--prompt-len", type=positive, metavar="N", help="tokens of a prompt (default: 512)")
     add("--gen-len", type=positive, metavar="N", help="tokens to generate (default: 32)")
@@ -72,7 +71,8 @@ def add_planning(parser: Parser) -> None:
     )
     add("--latency", type=number(0.0), metavar="S", help="a block takes at most so many seconds")
     add("--compress", choices=("4bit",), help="keep cache and weights in 4 bits; flexgen, the weights where it helps")
-    add("--weights", choices=("int8", "int4"), help="keep the weights in so many bits, and the cache as it is")
+    add("--weights", choices=("int8", "int4", "f8e4m3"), help="quantize the weights while they are loaded")
+    add("--cache-format", choices=("int8", "int4", "f8e4m3"), help="quantize the cache")
     add(
         "--runtime",
         metavar="NAME",
@@ -130,11 +130,12 @@ def _options_of_the_other(args: argparse.Namespace, parser: Parser) -> str | Non
 
 
 def _formats_are_one(args: argparse.Namespace) -> str | None:
-    if args.compress is not None and args.weights is not None:
-        return (
-            f"--compress {args.compress} and --weights {args.weights} cannot be given together: the one is for the"
-            " cache and the weights, the other for the weights alone"
-        )
+    for option, given, what in (("weights", args.weights, "weights"), ("cache-format", args.cache_format, "cache")):
+        if args.compress is not None and given is not None:
+            return (
+                f"--compress {args.compress} and --{option} {given} cannot be given together: the one is for the"
+                f" cache and the weights, the other for the {what} alone"
+            )
     return None
 
 
@@ -163,11 +164,13 @@ def _plan_options(args: argparse.Namespace) -> str | None:
             return "a program is planned, not run: --plan-only; a run takes CHECKPOINT and --policy FILE.shard"
         return None
     if args.model.endswith(".shard"):
-        kept = ("frontier", "timeline", "latency", "compress", "weights")
+        kept = ("frontier", "timeline", "latency", "compress", "weights", "cache_format")
         given = next((name for name in kept if getattr(args, name) is not None), None)
         given = given or ("gpus" if args.gpus > 1 else "mesh" if args.mesh else None)
         if given is not None:
-            return f"--{given} is for models; of a program the placements that it leaves open are filled"
+            return (
+                f"--{given.replace('_', '-')} is for models; of a program the placements that it leaves open are filled"
+            )
     elif args.output is not None and not args.output.endswith(".shard"):
         return f"-o {args.output}: --plan-only writes a program; end the name in .shard"
     if args.latency == 0:
@@ -286,14 +289,14 @@ def _of_model(args: argparse.Namespace) -> tuple[str, PricedPolicy, float | None
             page_cache=not args.no_page_cache, devices=args.gpus, dtype=dtype,
             attention=args.attention, **_over_mesh(args),
         )  # fmt: skip
-        compress, weights = args.compress is not None, args.weights
+        compress, formats = args.compress is not None, (args.weights, args.cache_format)
         if policies is None:
-            found = best_plan(setting, compress=compress, weights=weights, latency=args.latency)
+            found = best_plan(setting, compress=compress, formats=formats, latency=args.latency)
             plan, most = found.plan, found.most_tokens_per_s
         else:
-            policies = [replace(each, weight_format=weights or each.weight_format) for each in policies]
+            policies = [each.stored_in(formats) for each in policies]
             plan, most = best_priced(setting, policies, compress=compress), None
-        plans = frontier(setting, compress=compress, weights=weights) if args.frontier else []
+        plans = frontier(setting, compress=compress, formats=formats) if args.frontier else []
     if args.timeline:
         _write_timeline(args, plan, model.name)
     if args.frontier:

@@ -121,7 +121,7 @@ class RunRequest:
             self.settings,
             dtype=str(request.dtype or checkpoint_dtype(read_config(checkpoint))),
             weights=weights,
-            compress=None if policy.cache_format is None else "4bit",
+            cache_format=policy.cache_format,
             sparse_attention=request.sparse,
             policy=program,
         )
@@ -436,7 +436,7 @@ def _options(args: argparse.Namespace, mesh: Mesh) -> RunOptions:
         args.disk_readers,
         False if args.no_page_cache else None,
         args.compress is not None,
-        args.weights,
+        (args.weights, args.cache_format),
         args.latency,
         mesh,
         args.layout or DEFAULT_LAYOUT,

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from shardwright.cost.hardware.chips import Machine
 from shardwright.cost.hardware.runtimes import Runtime, measured_on
 from shardwright.cost.offloading.formats import AS_THEY_ARE
-from shardwright.cost.offloading.policy import TIERS, AttentionPlace, Formats, Policy, WeightFormat, shares
+from shardwright.cost.offloading.policy import TIERS, AttentionPlace, Formats, Policy, shares
 from shardwright.cost.offloading.pricing import OffloadSetting, PricedPolicy
 from shardwright.cost.offloading.search import PolicySearchResult, fastest, fitting_shares, search
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
@@ -96,17 +96,17 @@ def best_plan(
     setting: OffloadSetting,
     *,
     compress: bool = False,
-    weights: WeightFormat | None = None,
+    formats: Formats = AS_THEY_ARE,
     latency: float | None = None,
     prompts: int | None = None,
 ) -> PolicySearchResult:
     """The policy with the most tokens a second for so many `prompts`, None for as many as one likes, its block within
     `latency` seconds where that is given. With `compress` the cache is in 4 bits, and the weights where the runtime has
-    them so, or where that is faster; else weights are as `weights` says, None as they are.
+    them so, or where that is faster; else both are as `formats` says.
 
     Raises where nothing fits, with the tier, by how much, and what would make it fit.
     """
-    choices = _compressions(setting, compress, weights)
+    choices = _compressions(setting, compress, formats)
     found = search(setting, choices, latency, prompts)
     if found is None:
         raise _nothing_fits(setting, choices, latency)
@@ -143,14 +143,14 @@ def _in_formats(setting: OffloadSetting, policy: Policy, compress: bool) -> list
 
 
 def frontier(
-    setting: OffloadSetting, *, compress: bool = False, weights: WeightFormat | None = None, points: int = 8
+    setting: OffloadSetting, *, compress: bool = False, formats: Formats = AS_THEY_ARE, points: int = 8
 ) -> list[PricedPolicy]:
     """Plans none of which another beats in both throughput and the time of a block, the fastest block first.
 
     Each is the best within a bound, from that of the best throughput down by equal ratios, until there are so many
     `points`; the last is the block that takes the least time.
     """
-    compressions = _compressions(setting, compress, weights)
+    compressions = _compressions(setting, compress, formats)
     best, least = search(setting, compressions), fastest(setting, compressions)
     if best is None or least is None:
         raise _nothing_fits(setting, compressions, None)
@@ -171,12 +171,12 @@ def frontier(
     ]
 
 
-def _compressions(setting: OffloadSetting, compress: bool, weights: WeightFormat | None = None) -> Sequence[Formats]:
-    if not compress and weights is None:
+def _compressions(setting: OffloadSetting, compress: bool, formats: Formats = AS_THEY_ARE) -> Sequence[Formats]:
+    if not compress and formats == AS_THEY_ARE:
         return (AS_THEY_ARE,)
     _check_quantizes(setting.runtime)
     if not compress:
-        return ((weights, None),)
+        return (formats,)
     both: Formats = "int4", "int4"
     return (both,) if setting.runtime.quantizes_both else ((None, "int4"), both)
 
@@ -187,7 +187,7 @@ def _check_quantizes(runtime: Runtime) -> None:
             "no-compression",
             f"{runtime.name} keeps nothing in 4 bits, or 8",
             NOWHERE,
-            "leave --compress and --weights out, or give --runtime flexgen or ours",
+            "leave --compress, --weights and --cache-format out, or give --runtime flexgen or ours",
         )
 
 

@@ -132,7 +132,7 @@ OTHERWISE: dict[str, list[tuple[str, Sequence[object]]]] = {
     ],
     "offload": [
         ("--sparse-attention was 1.0, and is 0.5 now", ("--sparse-attention", "0.5")),
-        ("--compress was not given, and is 4bit now", ("--compress", "4bit")),
+        ("--cache-format was not given, and is int4 now", ("--compress", "4bit")),
         ("--weights was not given, and is int8 now", ("--weights", "int8")),
     ],
 }

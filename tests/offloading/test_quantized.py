@@ -22,7 +22,7 @@ from shardwright.backends.torch.homes import needed_bytes
 from shardwright.backends.torch.row_coding import packed, unpacked
 from shardwright.cost.hardware.chips import load_machine
 from shardwright.cost.hardware.runtimes import load_runtime
-from shardwright.cost.offloading.policy import WeightFormat, parse_policy
+from shardwright.cost.offloading.policy import StoredFormat, parse_policy
 from shardwright.ir.types import DType, Tier
 from shardwright.models.architectures import describe
 from shardwright.models.config import read_config
@@ -32,7 +32,7 @@ from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.block_run import BlockPass, BlockRun
 from shardwright.serving.offloading.run import OffloadedModel, OffloadRequest
 
-WEIGHTS: list[WeightFormat] = ["int8", "int4"]
+WEIGHTS: list[StoredFormat] = ["int8", "int4"]
 PLACES = ("8,1,100,0,100,0,100,0", "3,2,0,100,0,100,100,0", "3,2,0,0,50,50,100,0", "5,2,20,50,30,30,20,40")
 
 
@@ -103,7 +103,7 @@ def stood_for(folder: Path, stored: str) -> Path:
     ),
 )  # fmt: skip
 def test_tokens_of_the_numbers_that_weights_stand_for(
-    stored: WeightFormat, policy: str, in_place: bool, wide: Path
+    stored: StoredFormat, policy: str, in_place: bool, wide: Path
 ) -> None:
     """By transformers in float32, which is given these; on device, host, disk and all three."""
     wanted = truth(stood_for(wide, stored), FEW)
@@ -116,7 +116,7 @@ def test_tokens_of_the_numbers_that_weights_stand_for(
 
 
 def first_logits(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, stored: WeightFormat | None, given: Sequence[np.ndarray]
+    monkeypatch: pytest.MonkeyPatch, folder: Path, stored: StoredFormat | None, given: Sequence[np.ndarray]
 ) -> np.ndarray:
     """Of the runtime for each given prompt's first new token, [prompts, V], with weights on all three."""
     prompts = make_prompts([prompt.tolist() for prompt in given], 512, None)
@@ -160,7 +160,7 @@ def test_8_bits_change_logits_a_sixteenth_of_what_4_do(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("stored", WEIGHTS)
 @pytest.mark.parametrize("name", ["llama-grouped", "llama-biased", "gpt2"])
 def test_bytes_are_those_that_the_cost_model_counts(
-    stored: WeightFormat, dtype: DType, name: str, widened: Callable[[str], Path]
+    stored: StoredFormat, dtype: DType, name: str, widened: Callable[[str], Path]
 ) -> None:
     """Two models with biases, and one with one table for tokens and logits, which stays as it is."""
     wide = widened(name)
@@ -264,7 +264,7 @@ def test_a_runtime_that_quantizes_nothing(shardwright: Callable[..., Any]) -> No
     )
     assert got.status == 1
     assert "accelerate keeps nothing in 4 bits, or 8" in got.err
-    assert "leave --compress and --weights out, or give --runtime flexgen or ours" in got.err
+    assert "leave --compress, --weights and --cache-format out, or give --runtime flexgen or ours" in got.err
 
 
 @pytest.mark.parametrize("bits", [3, "8", [8], None])

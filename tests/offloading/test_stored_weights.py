@@ -15,7 +15,7 @@ from offloading.test_written_programs import FEW, HOST, MIXED, found, plain, req
 
 import shardwright
 from shardwright.compiling.compile_program import print_program
-from shardwright.cost.offloading.policy import CacheFormat, WeightFormat, parse_policy
+from shardwright.cost.offloading.policy import StoredFormat, parse_policy
 from shardwright.cost.offloading.sizes import Sizes, sizes_of
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.types import DType
@@ -37,7 +37,7 @@ def stored(folder: Path, name: str, shares: str = HOST, *, scheduled: bool = Fal
     return print_program(run_passes(made, [QuantizeWeights.storing(name), *passes]))
 
 
-def generated(folder: Path, weights: WeightFormat | None, cache: CacheFormat | None = None) -> list[tuple[int, ...]]:
+def generated(folder: Path, weights: StoredFormat | None, cache: StoredFormat | None = None) -> list[tuple[int, ...]]:
     """What `generate` makes of the prompts."""
     prompts = [prompt.tolist() for prompt in truth(folder, FEW).prompts]
     done = shardwright.generate(
@@ -51,16 +51,16 @@ def generated(folder: Path, weights: WeightFormat | None, cache: CacheFormat | N
     ("name", "weights", "cache"),
     all_with_slow(
         ("llama-grouped", "mixtral", "gpt2", "gemma2"),
-        ("int8", "int4", None),
-        (None, "int4"),
+        ("int8", "int4", "f8e4m3", None),
+        (None, "int4", "int8", "f8e4m3"),
         chosen=lambda name, weights, cache: (
             (name, weights, cache)
-            in {("llama-grouped", "int4", "int4"), ("mixtral", "int8", None), ("gpt2", "int4", None)}
+            in {("llama-grouped", "int4", "int4"), ("mixtral", "int8", None), ("gpt2", "f8e4m3", "int8")}
         ),
     ),
 )
 def test_generate_and_offload_have_one_format(
-    name: str, weights: WeightFormat | None, cache: CacheFormat | None, checkpoint: Callable[..., Path]
+    name: str, weights: StoredFormat | None, cache: StoredFormat | None, checkpoint: Callable[..., Path]
 ) -> None:
     folder = checkpoint(name)
     policy = replace(parse_policy(f"4,2,{MIXED}"), weight_format=weights, cache_format=cache)
@@ -77,9 +77,8 @@ def test_a_program_runs_as_its_text_stores_weights(name: str, shares: str, check
     wanted = truth(folder, FEW)
     made = [found(folder, wanted, stored(folder, name, shares, scheduled=scheduled)) for scheduled in (False, True)]
     assert made[0] == made[1]
-    if name != "f8e4m3":
-        policy = replace(parse_policy(f"4,2,{shares}"), weight_format=name)
-        assert run(folder, wanted, OffloadRequest(policy, dtype=DType.F32))[0] == made[0]
+    policy = replace(parse_policy(f"4,2,{shares}"), weight_format=name)
+    assert run(folder, wanted, OffloadRequest(policy, dtype=DType.F32))[0] == made[0]
 
 
 def test_a_schedule_without_movements_is_one(checkpoint: Callable[..., Path]) -> None:

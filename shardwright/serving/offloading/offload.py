@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
+    from shardwright.cost.offloading.policy import StoredFormat
     from shardwright.serving.generation.engine import Completion
     from shardwright.serving.offloading.request import OffloadRequest, ScheduleName
 
@@ -25,7 +26,8 @@ def offload(
     logprobs: bool = False,
     stop_tokens: Sequence[int] | None = None,
     dtype: str | None = None,
-    weights: Literal["int8", "int4"] | None = None,
+    weights: StoredFormat | None = None,
+    cache_format: StoredFormat | None = None,
     compress: Literal["4bit"] | None = None,
     schedule: ScheduleName = "zigzag",
     sparse_attention: float = 1.0,
@@ -46,7 +48,7 @@ def offload(
     `DiagnosticError` where the checkpoint, a prompt or an option is at fault, or memory does not suffice.
     """
     from shardwright.backends.torch.resident import give_back_what_is_freed
-    from shardwright.cost.offloading.policy import AttentionPlace, WeightFormat
+    from shardwright.cost.offloading.policy import AttentionPlace, StoredFormat
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.ir.settings import require_word
     from shardwright.ir.types import DType, Tier
@@ -60,7 +62,8 @@ def offload(
     from shardwright.serving.offloading.run_options import RunOptions
 
     require_word("dtype", dtype, DTYPES)
-    require_word("weights", weights, get_args(WeightFormat))
+    require_word("weights", weights, get_args(StoredFormat))
+    require_word("cache_format", cache_format, get_args(StoredFormat))
     require_word("compress", compress, ("4bit",))
     require_word("schedule", schedule, get_args(ScheduleName))
     require_word("attention", attention, get_args(AttentionPlace))
@@ -79,7 +82,7 @@ def offload(
         {Tier.DEVICE: device_memory, Tier.HOST: host_memory, Tier.DISK: disk_memory},
         spill_dir, device, sparse_attention,
         compress=compress is not None,
-        weights=weights,
+        formats=(weights, cache_format),
         attention=attention,
     )  # fmt: skip
     give_back_what_is_freed()

@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from shardwright.cost.offloading.policy import AttentionPlace, Policy, WeightFormat, parse_policy, policy_of_json
+from shardwright.cost.offloading.policy import AttentionPlace, Policy, StoredFormat, parse_policy, policy_of_json
 from shardwright.ir.diagnostics import NOWHERE, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Program
 from shardwright.ir.walk import lets_in
 
-_BITS: Mapping[int, WeightFormat] = {4: "int4", 8: "int8"}
+_BITS: Mapping[int, StoredFormat] = {4: "int4", 8: "int8"}
 
 
 def is_program(path: str) -> bool:
@@ -102,11 +102,11 @@ def _of_file(path: str) -> tuple[Policy, bool]:
         try:
             found: Any = json.loads(source.text)
             policy = policy_of_json(found["policy"])
-            packed, bits = found.get("compressed", {}), found.get("bits", {})
+            weights, cache = (_format_in(found, what) for what in ("weights", "cache"))
             policy = replace(
                 policy,
-                weight_format=_BITS[bits.get("weights", 4)] if packed.get("weights") is True else None,
-                cache_format="int4" if packed.get("cache") is True else None,
+                weight_format=weights,
+                cache_format=cache,
                 host_attention=found.get("host_attention", True) is True,
             )
             return policy, "host_attention" in found
@@ -114,3 +114,11 @@ def _of_file(path: str) -> tuple[Policy, bool]:
             raise fault(
                 "bad-policy", "this is neither what offload --plan-only writes nor what it prints as JSON"
             ) from None
+
+
+def _format_in(plan: Mapping[str, Any], what: str) -> StoredFormat | None:
+    """The format of weights or cache in a plan as it is printed. KeyError for none that there is."""
+    named = plan.get("formats", {}).get(what)
+    if named is not None:
+        return {name: name for name in get_args(StoredFormat)}[named]
+    return _BITS[plan.get("bits", {}).get(what, 4)] if plan.get("compressed", {}).get(what) is True else None

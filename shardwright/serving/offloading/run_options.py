@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from shardwright.cost.hardware.chips import Machine, load_machine
-from shardwright.cost.offloading.policy import AttentionPlace, Policy, WeightFormat
+from shardwright.cost.offloading.formats import AS_THEY_ARE
+from shardwright.cost.offloading.policy import AttentionPlace, Formats, Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.mesh import ONE_CHIP, Mesh
@@ -30,8 +31,8 @@ class RunOptions:
     """The options of a run of `checkpoint`. Without a `policy`, eight numbers or a file, the best one is planned for
     `machine`, or for this one as `on_this_machine` has `measured` it, and for the memory that the caps leave;
     `attention` says where decode's is computed over a cache that lies whole on the host: None is where that takes less
-    time in a policy that is planned, and where one that is given says it. `compress` and `weights` say what is
-    quantized, `latency` how many seconds a planned block may take. The other
+    time in a policy that is planned, and where one that is given says it. `compress` and `formats` say in what
+    weights and cache are stored, `latency` how many seconds a planned block may take. The other
     fields are those of `OffloadRequest`."""
 
     checkpoint: str | Path
@@ -47,7 +48,7 @@ class RunOptions:
     readers: int = 4
     page_cache: bool | None = None
     compress: bool = False
-    weights: WeightFormat | None = None
+    formats: Formats = AS_THEY_ARE
     latency: float | None = None
     mesh: Mesh = ONE_CHIP
     layout: str = DEFAULT_LAYOUT
@@ -102,12 +103,12 @@ class RunOptions:
         else:
             setting = self.setting(prompts, gpus, room)
             found = best_plan(
-                setting, compress=self.compress, weights=self.weights, latency=self.latency, prompts=len(prompts)
+                setting, compress=self.compress, formats=self.formats, latency=self.latency, prompts=len(prompts)
             )
             policy = found.plan.policy
         if self.compress and not policy.bits:
             return replace(policy, weight_format="int4", cache_format="int4")
-        return replace(policy, weight_format=self.weights or policy.weight_format)
+        return policy.stored_in(self.formats)
 
     def setting(self, prompts: Sequence[Prompt], gpus: int = 1, room: MemoryRoom | None = None) -> OffloadSetting:
         """The run as the cost model sees it: every prompt as long as the longest."""
