@@ -332,12 +332,13 @@ class CompiledBlock:
             for value in statement.results:
                 self._makes(value, () if made else read)
             return self._interpreting(statement, read, operands, dead, copied=kept)
-        same = [name for name in read if self._shapes[name] == result.shape]
-        donor = next((n for n in same if n in dead and self._is_free(n, at)), None)
-        shapes = [self._shapes[name] for name in read if name != donor]
-        fitting = len(read) == len(operands) and all(shape.dtype is result.shape.dtype for shape in shapes)
-        reusing = in_place(operation, shapes, result.shape) if donor is not None and fitting else None
-        if donor is None or reusing is None or len(set(read)) < len(read):
+        # Shapes are by the names that the statement reads: that of a root may have other names of dimensions.
+        shapes = dict(zip(read, operands, strict=True)) if len(set(read)) == len(operands) else {}
+        donor = next((n for n in shapes if shapes[n] == result.shape and n in dead and self._is_free(n, at)), None)
+        others = [shape for name, shape in shapes.items() if name != donor and isinstance(shape, Shape)]
+        fitting = donor is not None and all(shape.dtype is result.shape.dtype for shape in others)
+        reusing = in_place(operation, others, result.shape) if fitting else None
+        if donor is None or reusing is None:
             self._makes(result, read if isinstance(operation, ops.Take) else ())
             return _calling(_copied(run) if kept else run, read, result.name, dead)
         self._makes(result, (donor,))

@@ -132,17 +132,25 @@ def test_grouped_products(dtype: str, x: str, expert: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["convert[f32](q) * s", "s * convert[f32](q)", "s + tanh(x)", "full[EB, f32](0.5) * s"]
+    "value",
+    [
+        "convert[f32](q) * s",
+        "s * convert[f32](q)",
+        "s + tanh(x)",
+        "full[EB, f32](0.5) * s",
+        "tanh(x) * rename[A -> B](w)",
+    ],
 )
 def test_results_in_the_memory_of_a_larger_operand(value: str) -> None:
     """What is used no more gives its memory, wherever it stands, unless one of its numbers stands for several."""
     of = program(
-        "dim B=4 E=3\nfunc f(q: int4 EB, x: f32 EB, s: f32 B) -> f32 EB {\n"
+        "dim A=4 B=4 E=3\nfunc f(q: int4 EB, x: f32 EB, s: f32 B, w: f32 EA) -> f32 EB {\n"
         f"  made: f32 EB = {value}\n  return made\n}}\n"
     )
     q, x = np.arange(-6, 6).reshape(3, 4), np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
     s = np.asarray([2, 3, 5, 7], np.float32)
-    given = {"q": q, "x": x, "s": s}
-    wanted = {"s + tanh(x)": np.tanh(x) + s, "full[EB, f32](0.5) * s": np.broadcast_to(s / 2, (3, 4))}
+    given = {"q": q, "x": x, "s": s, "w": x + 2}
+    wanted = {"s + tanh(x)": np.tanh(x) + s, "full[EB, f32](0.5) * s": np.broadcast_to(s / 2, (3, 4)),
+              "tanh(x) * rename[A -> B](w)": np.tanh(x) * (x + 2)}  # fmt: skip
     (found,) = computed(of, of.func("f"), given, runs=2)
     assert found.numpy() == pytest.approx(wanted.get(value, q * s), rel=1e-6)
