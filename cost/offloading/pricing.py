@@ -71,6 +71,7 @@ class PricedPolicy:
             for tier in TIERS
         ]  # fmt: skip
         where = "host" if self.host_attention else "device"
+        stored = ", ".join(f"{what} in {name}" for what, name in policy.named_formats.items())
         gpus = "" if setting.devices == 1 else f", {setting.devices} in a pipeline"
         gpus += f", each a chip of the mesh {setting.mesh}" if setting.mesh else ""
         return "\n".join(
@@ -79,10 +80,7 @@ class PricedPolicy:
                 f" runtime {setting.runtime.name}",
                 "",
                 f"batch            {policy.gpu_batch}, {policy.n_gpu_batches} in a block of {policy.block} sequences",
-                *(
-                    f"in {bits} bits        {' and '.join(what for what in policy.bits if policy.bits[what] == bits)}"
-                    for bits in sorted(set(policy.bits.values()))
-                ),
+                *([f"stored           {stored}"] if stored else []),
                 f"attention        on the {where} over what of the cache is not on the device",
                 "",
                 *text_table(("", "weights", "cache", "hidden", "peak", "capacity"), rows, "lrrrrr"),

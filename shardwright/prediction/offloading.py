@@ -115,7 +115,7 @@ def best_plan(
 
 def priced(setting: OffloadSetting, policy: Policy, *, compress: bool = False) -> PricedPolicy:
     """The price of a policy. With `compress` the cache is in 4 bits, and the weights where the runtime has them so,
-    where that is faster, or where they would not fit otherwise; a policy that says itself what is quantized is kept.
+    where that is faster, or where they would not fit otherwise; else a policy is kept as it says.
 
     Raises where the policy does not fit, with every tier that is exceeded.
     """
@@ -135,7 +135,7 @@ def best_priced(setting: OffloadSetting, policies: Sequence[Policy], *, compress
 
 def _in_formats(setting: OffloadSetting, policy: Policy, compress: bool) -> list[Policy]:
     """The policy with each choice of what is quantized."""
-    if policy.bits:
+    if policy.bits and not compress:
         _check_quantizes(setting.runtime)
         return [policy]
     chosen = _compressions(setting, compress)

@@ -219,7 +219,7 @@ def test_the_command_runs_and_plans_with_8_bits(shardwright: Callable[..., Any],
     assert answers == (tmp_path / "int8.jsonl").read_text()
     written = tmp_path / "plan.shard"
     said = shardwright("offload", wide, *shape, *numbers, "--dtype", "f32", "--weights", "int8", "-o", written)
-    assert "\nin 8 bits        weights\n" in said.out
+    assert "\nstored           weights in int8\n" in said.out
     assert re.search(r"w_up: int8 NEF on host\n *w_up_scale: f32 NF on host\n", written.read_text())
     assert ran("written.jsonl", "--policy", str(written))[1] == answers
     assert not out.exists()

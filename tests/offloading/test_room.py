@@ -100,7 +100,7 @@ def test_weights_alone_in_4_bits(run: Callable[..., Any], tmp_path: Path) -> Non
     numbers = ("--policy", "4,2,0,100,0,0,100,0")
     packed, found = run("packed.jsonl", *numbers, "--weights", "int4", "--json")
     whole, _ = run("whole.jsonl", *numbers, "--json")
-    both, _ = run("both.jsonl", *numbers, "--compress", "4bit", "--json")
+    both, compressed = run("both.jsonl", *numbers, "--compress", "4bit", "--json")
     peaks = [json.loads(got.out)["peak_bytes"] for got in (packed, whole, both)]
     # Of weights, on the host, less than half; of the cache, on disk, all.
     assert peaks[0]["host"] < 0.5 * peaks[1]["host"]
@@ -108,5 +108,9 @@ def test_weights_alone_in_4_bits(run: Callable[..., Any], tmp_path: Path) -> Non
     plan = tmp_path / "plan.json"
     policy = json.loads(packed.out)["policy"]
     plan.write_text(json.dumps({"policy": policy, "compressed": {"weights": True, "cache": False}}))
-    for number, options in enumerate([(), ("--compress", "4bit")]):  # the file says what is packed
-        assert run(f"planned-{number}.jsonl", "--policy", str(plan), *options)[1] == found
+    assert run("planned.jsonl", "--policy", str(plan))[1] == found
+    again, as_both = run(
+        "again.jsonl", "--policy", str(plan), "--compress", "4bit", "--json"
+    )  # which has the last word
+    assert json.loads(again.out)["peak_bytes"] == peaks[2]
+    assert as_both == compressed

@@ -3,9 +3,11 @@ is written, as what the options ask for does, and as `generate` does."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from combinations import all_with_slow
@@ -86,6 +88,23 @@ def test_a_schedule_without_movements_is_one(checkpoint: Callable[..., Path]) ->
     text = written(folder, DEVICE)
     assert "fetch" not in text
     assert found(folder, truth(folder, FEW), text) == tokens(truth(folder, FEW))
+
+
+@pytest.mark.parametrize("mesh", ["x=1", "x=2"])
+def test_a_schedule_of_an_import_leaves_layouts_open(
+    mesh: str, checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]
+) -> None:
+    """What `import` and `opt` print for one chip or two; `iota` has no layout of its own."""
+    folder, wanted = checkpoint("llama-grouped"), truth(checkpoint("llama-grouped"), FEW)
+    imported, scheduled, given = (tmp_path / name for name in ("a.shard", "b.shard", "in.jsonl"))
+    sizes = ("--cache", "32", "--batch", "8", "--length", "16", "--layout", "ws2d", "--mesh", mesh)
+    assert shardwright("import", folder, *sizes, "--dtype", "f32", "-o", imported).status == 0
+    scheduled.write_text(shardwright("opt", imported, "--passes", "offload,schedule-blocks{batches=2}").out)
+    given.write_text("".join(json.dumps({"tokens": prompt.tolist()}) + "\n" for prompt in wanted.prompts))
+    out = tmp_path / "out.jsonl"
+    got = shardwright("offload", folder, "--prompts", given, "--policy", scheduled, "-o", out, "--max-new-tokens", FEW)
+    assert got.status == 0, got.err
+    assert [tuple(json.loads(line)["new_tokens"]) for line in out.read_text().splitlines()] == tokens(wanted)
 
 
 def test_a_change_of_the_scales_changes_what_runs(checkpoint: Callable[..., Path]) -> None:

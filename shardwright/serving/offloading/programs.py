@@ -13,7 +13,7 @@ from shardwright.backends.torch.shards import sharded
 from shardwright.cost.offloading.policy import Policy
 from shardwright.cost.offloading.sizes import check_no_pages
 from shardwright.cost.programs.resizing import resized
-from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.digits import Order
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import ONE_CHIP, Mesh
@@ -139,8 +139,22 @@ class Programs:
 
     @cached_property
     def written(self) -> Program:
+        """The program that was given; where it has a schedule, and layouts that do not follow from what it says, with
+        these chosen as `compile` does."""
         assert self.request.program is not None
-        return elaborate(parse(self.request.program), dict(self.place.mesh) or None)
+        program = elaborate(parse(self.request.program), dict(self.place.mesh) or None)
+        if has_schedule(program):
+            try:
+                complete(program)
+            except DiagnosticError as error:
+                if any(each.code != "ambiguous-type" for each in error.diagnostics):
+                    raise
+                return run_passes(program, explicit_passes(Place.of(calls=self._calls)))
+        return program
+
+    @property
+    def _calls(self) -> dict[str, float]:
+        return {ENTERS: 1.0, STAYS: float(max(1, self.settings.max_new_tokens - 1))}
 
     @property
     def fixed(self) -> bool:
@@ -218,8 +232,8 @@ class Programs:
         policy = request.policy
         if policy.cache_format is not None:
             raise fault("wrong-program", f"the program says how its cache is stored, and {policy.cache_format} is asked"
-                        " for", NOWHERE, "leave --compress out, or make a program with such a cache: shardwright import"
-                        f" CHECKPOINT --cache T --cache-format {policy.cache_format}")  # fmt: skip
+                        " for", NOWHERE, "leave --compress and --cache-format out, or make a program with such a cache:"
+                        f" shardwright import CHECKPOINT --cache T --cache-format {policy.cache_format}")  # fmt: skip
         if policy.weight_format is not None and (self.fixed or any(v.type.dtype.bits <= 8 for v in program.weights)):
             raise fault("wrong-program", f"the program says how its weights are stored, and {policy.weight_format} is"
                         " asked for", NOWHERE, "leave --weights out, or store them so in a program without movements:"
@@ -317,8 +331,7 @@ class Programs:
             program = with_hidden(program, ENTERS)
         program = part_of(program, self.place.stage)
         if split:
-            calls = {ENTERS: 1.0, STAYS: float(max(1, self.settings.max_new_tokens - 1))}
-            program = resized(self._over_chips(program, Place.of(calls=calls)), {"B": batches * rows})
+            program = resized(self._over_chips(program, Place.of(calls=self._calls)), {"B": batches * rows})
         order = "diagonal" if together else "zigzag"
         copies = () if split else (Offload(),)
         return run_passes(program, [*copies, ScheduleBlocks(batches=batches, order=order)])

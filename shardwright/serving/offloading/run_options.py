@@ -106,7 +106,7 @@ class RunOptions:
                 setting, compress=self.compress, formats=self.formats, latency=self.latency, prompts=len(prompts)
             )
             policy = found.plan.policy
-        if self.compress and not policy.bits:
+        if self.compress:
             return replace(policy, weight_format="int4", cache_format="int4")
         return policy.stored_in(self.formats)
 
