@@ -31,10 +31,9 @@ from shardwright.backends.number_formats import numpy_dtype
 from shardwright.backends.simulation.reference import evaluate
 from shardwright.cost.offloading.policy import Formats, parse_policy
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
-from shardwright.models.value_types import CacheFormat
 from shardwright.serving.generation.prompts import make_prompts
 from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.offloading.block_run import BlockRun
@@ -166,7 +165,7 @@ def run(folder: Path, texts: np.ndarray, prompt: int, kind: Kind) -> np.ndarray:
 
 
 def generated(
-    folder: Path, texts: np.ndarray, prompt: int, stored: str, cache_format: CacheFormat | None
+    folder: Path, texts: np.ndarray, prompt: int, stored: str, cache_format: StoredFormat | None
 ) -> np.ndarray:
     """The same by `prefill` and `decode` of the imported program, evaluated in the formats that it declares."""
     keys, count = read_config(folder).keys, len(texts)
@@ -195,7 +194,7 @@ class Kind:
     name: str
     formats: Formats = (None, None)
     sparse: float = 1.0
-    program: tuple[str, CacheFormat | None] | None = None
+    program: tuple[str, StoredFormat | None] | None = None
 
 
 KINDS = (

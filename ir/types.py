@@ -7,9 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Literal
 
 Axes = tuple[str, ...]
 """A set of mesh axes: sorted, without repetition (their order is no part of a type; see docs/concepts/digits.md)."""
+
+StoredFormat = Literal["int8", "int4", "f8e4m3"]
+"""The formats of few bits in which weights and caches may be stored, with scales of their own."""
 
 DimSplits = tuple[tuple[str, Axes], ...]
 """Names of dimensions, each with the axes that split it."""

@@ -123,8 +123,10 @@ class DerivedSource(ABC):
 
     def file_ranges(self, name: str, index: Index) -> list[FileRange] | None:
         """The place in files of the box of an array that is the other source's own."""
-        source = self.source
-        return None if name in self._made or not isinstance(source, FileSource) else source.file_ranges(name, index)
+        if name in self._made:
+            return None
+        source = self._of_source(name)
+        return source.file_ranges(name, index) if isinstance(source, FileSource) else None
 
     def _of_source(self, name: str) -> WeightSource:
         if name not in self._kept:

@@ -64,11 +64,12 @@ def chosen_as(passes: Sequence[Pass], place: Place) -> tuple[Pass, ...]:
 EXPLICIT = explicit_passes(Place())
 
 
-def passes_for_weights(stored: str) -> tuple[Pass, ...]:
-    """Passes that store the weights of a program in a format, one of `FORMATS`; none for bf16."""
+def passes_for_weights(stored: str | None) -> tuple[Pass, ...]:
+    """Passes that store the weights of a program in a format, one of `FORMATS`; none for bf16 and for None."""
     from shardwright.passes.transformations.quantize_weights import FORMATS
 
-    return parse_pipeline(FORMATS[stored]) if FORMATS[stored] else ()
+    pipeline = FORMATS[stored] if stored is not None else ""
+    return parse_pipeline(pipeline) if pipeline else ()
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from shardwright.cost_tables import Costs
     from shardwright.ir.diagnostics import Source
     from shardwright.ir.program import Program
+    from shardwright.ir.types import StoredFormat
     from shardwright.models.importing import ImportedModel
     from shardwright.models.layouts import AttentionOver
     from shardwright.models.token_groups import ExpertsForm
-    from shardwright.models.value_types import CacheFormat
     from shardwright.pareto.sweeping import Swept
     from shardwright.passes.compiling.found import SearchResult
     from shardwright.prediction.fitting import FitResult
@@ -62,7 +62,7 @@ def import_checkpoint(
     phase: Literal["prefill", "decode"] | None = None,
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
-    cache_format: CacheFormat | None = None,
+    cache_format: StoredFormat | None = None,
     page_size: int | None = None,
     pages: int | None = None,
 ) -> ImportedModel:
@@ -72,13 +72,13 @@ def import_checkpoint(
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.ir.mesh import Mesh
     from shardwright.ir.settings import require_count, require_word
-    from shardwright.ir.types import DType
+    from shardwright.ir.types import DType, StoredFormat
     from shardwright.models.config import config_path, read_config
     from shardwright.models.forward import PHASES
     from shardwright.models.importing import DTYPES, import_model
     from shardwright.models.layouts import AttentionOver
     from shardwright.models.token_groups import ExpertsForm, check_capacity
-    from shardwright.models.value_types import CacheFormat, Pages
+    from shardwright.models.value_types import Pages
 
     for name, count in (("batch", batch), ("length", length), ("cache", cache)):
         require_count(name, count)
@@ -86,7 +86,7 @@ def import_checkpoint(
     require_word("attention", attention, get_args(AttentionOver))
     require_word("phase", phase, PHASES)
     require_word("experts", experts, get_args(ExpertsForm))
-    require_word("cache_format", cache_format, get_args(CacheFormat))
+    require_word("cache_format", cache_format, get_args(StoredFormat))
     check_capacity(experts, expert_capacity)
     of_caches = {"prefill_layout": prefill_layout, "phase": phase, "cache_format": cache_format}
     for name in (name for name, given in of_caches.items() if given and cache is None):

@@ -406,10 +406,6 @@ def needed_bytes(homes: Mapping[str, Home]) -> dict[Tier, int]:
     }
 
 
-def state_homes(program: Program, tiers: Tiers) -> dict[str, Home]:
-    return value_homes(program, program.state, tiers)
-
-
 def value_homes(program: Program, values: Iterable[Value], tiers: Tiers) -> dict[str, Home]:
     """Homes for state, or for other values of a program, none of them allocated yet."""
     loops = loop_dims(program)

@@ -13,12 +13,12 @@ AS_THEY_ARE: Formats = (None, None)
 
 _GROUP = 64
 _GROUP_BYTES = 4
-"""Of a scale and a least value in 16 bits."""
+"""A scale and a least value, in 16 bits each."""
 
 
-def element_bytes(dtype: DType) -> float:
+def _element_bytes(stored: str) -> float:
     """Bytes of an element in groups, its part of what the group has in common included."""
-    return dtype.bits / 8 + _GROUP_BYTES / _GROUP
+    return DType(stored).bits / 8 + _GROUP_BYTES / _GROUP
 
 
 def in_groups(sizes: Sizes, formats: Formats) -> Sizes:
@@ -26,10 +26,10 @@ def in_groups(sizes: Sizes, formats: Formats) -> Sizes:
     (Sheng et al. 2023, section 5)."""
     weights, cache = formats
     if weights is not None:
-        each = element_bytes(DType(weights))
+        each = _element_bytes(weights)
         matrices = (tensor for part, _ in sizes.parts() for tensor in part.tensors if tensor.matrix)
         sizes = _with_stored(sizes, {tensor.name: each * tensor.elements for tensor in matrices})
-    return sizes if cache is None else replace(sizes, cache_stored_bytes=element_bytes(DType(cache)))
+    return sizes if cache is None else replace(sizes, cache_stored_bytes=_element_bytes(cache))
 
 
 def _with_stored(sizes: Sizes, stored: Mapping[str, float]) -> Sizes:

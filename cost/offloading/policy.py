@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 
 TIERS = ("device", "host", "disk")
 AttentionPlace = Literal["device", "host"]
-StoredFormat = Literal["int8", "int4", "f8e4m3"]
 Formats = tuple[StoredFormat | None, StoredFormat | None]
 """In what weights and cache are stored, None as they are."""
 _ORDER = "gbs,ngb,wg,wc,cg,cc,hg,hc"

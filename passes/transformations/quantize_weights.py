@@ -88,12 +88,6 @@ class QuantizeWeights(Pass):
     floats: bool = False
     products: bool = False
 
-    @classmethod
-    def storing(cls, stored: str) -> QuantizeWeights:
-        """The pass of a format of `FORMATS`."""
-        dtype = DType(stored)
-        return cls(bits=dtype.bits, floats=dtype.is_float, products=dtype.is_float)
-
     def run(self, program: Program) -> Program:
         if self.products and self.bits != 8:
             raise fault("bad-option", f"quantize-weights: products are of 8 bits, not {self.bits}", NOWHERE)

@@ -9,6 +9,7 @@ from shardwright.cli.options import (
     add_choice,
     add_dtype,
     add_experts,
+    add_formats,
     add_json,
     add_output,
     add_pages,
@@ -88,8 +89,7 @@ def _add_plan(parser: Parser) -> None:
     add("--chunk", type=positive, metavar="L", help="tokens of a prompt that are read at a time (default: up to 256)")
     add("--cache", type=positive, metavar="T", help="positions of the KV cache (default: what the prompts need)")
     add_dtype(parser)
-    add("--weights", choices=("int8", "int4", "f8e4m3"), help="quantize the weights while they are loaded")
-    add("--cache-format", choices=("int8", "int4", "f8e4m3"), help="quantize the cache")
+    add_formats(add)
     add_pages(parser)
     add_choice(parser)
     experts = parser.add_argument_group("experts", "how tokens and experts come together")

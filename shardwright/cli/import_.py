@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from shardwright.cli.options import (
     add_attention,
@@ -28,6 +28,8 @@ BATCH, LENGTH = 4, 32
 def add_parser(subparsers: Subparsers) -> None:
     """CHECKPOINT --mesh --layout NAME -o OUT.shard [--batch B] [--length L] [--attention OVER] [--cache T
     [--prefill-layout NAME] [--phase prefill|decode] [--page-size S [--pages P]]] [--dtype] [--dim] [--json]."""
+    from shardwright.ir.types import StoredFormat
+
     parser = subparsers.add_parser(
         "import",
         description="Write the forward pass of a Hugging Face checkpoint as a program with the given layout, or with "
@@ -56,7 +58,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_dtype(parser)
     parser.add_argument(
         "--cache-format",
-        choices=("int8", "int4", "f8e4m3"),
+        choices=get_args(StoredFormat),
         help="with --cache, quantize keys and values in it, a scale for each row",
     )
     add_pages(parser)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli.offload_run import add_run
-from shardwright.cli.options import add_json, add_mesh, number, one_of, positive
+from shardwright.cli.options import add_formats, add_json, add_mesh, number, one_of, positive
 
 if TYPE_CHECKING:
     import argparse
@@ -71,8 +71,7 @@ def add_planning(parser: Parser) -> None:
     )
     add("--latency", type=number(0.0), metavar="S", help="a block takes at most so many seconds")
     add("--compress", choices=("4bit",), help="keep cache and weights in 4 bits; flexgen, the weights where it helps")
-    add("--weights", choices=("int8", "int4", "f8e4m3"), help="quantize the weights while they are loaded")
-    add("--cache-format", choices=("int8", "int4", "f8e4m3"), help="quantize the cache")
+    add_formats(add)
     add(
         "--runtime",
         metavar="NAME",

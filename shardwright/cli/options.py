@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, get_args
 
 if TYPE_CHECKING:
     from shardwright.cost.hardware.chips import Chip
@@ -258,6 +258,14 @@ def add_weights(add: Callable[..., object]) -> None:
         default="bf16",
         help="the format of stored weights (default: bf16)",
     )
+
+
+def add_formats(add: Callable[..., object]) -> None:
+    """`--weights FORMAT` and `--cache-format FORMAT`: what a run keeps in few bits."""
+    from shardwright.ir.types import StoredFormat
+
+    add("--weights", choices=get_args(StoredFormat), help="quantize the weights while they are loaded")
+    add("--cache-format", choices=get_args(StoredFormat), help="quantize the cache")
 
 
 def add_experts(parser: Parser, default: str, add: Callable[..., object] | None = None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 from shardwright.models.cache_rows import adopt, restart
 from shardwright.models.description import LearnedPositions, Model
 from shardwright.models.experts import real_tokens
@@ -14,7 +14,7 @@ from shardwright.models.header import header
 from shardwright.models.layers import Layer, number, of_layers
 from shardwright.models.layouts import AttentionOver, Preset, PresetLayout, fit_layouts
 from shardwright.models.token_groups import ExpertsForm, TokenGroups, groups_of
-from shardwright.models.value_types import PROMPTS, SEQUENCES, CacheFormat, Pages, SequenceRows, ValueTypes
+from shardwright.models.value_types import PROMPTS, SEQUENCES, Pages, SequenceRows, ValueTypes
 from shardwright.models.weights import model_weights
 
 PHASES = ("prefill", "decode")
@@ -51,7 +51,7 @@ class ProgramRequest:
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
     decomposed: bool = False
-    cache_format: CacheFormat | None = None
+    cache_format: StoredFormat | None = None
     pages: Pages | None = None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 from shardwright.models.architectures import describe
 from shardwright.models.config import Config
 from shardwright.models.description import Model
@@ -17,7 +17,7 @@ from shardwright.models.forward import PHASES, ProgramRequest, formatted, model_
 from shardwright.models.layouts import AttentionOver, Axes, Preset, Role
 from shardwright.models.token_groups import ExpertsForm, no_experts
 from shardwright.models.tp_plan import read_plan
-from shardwright.models.value_types import CacheFormat, Pages
+from shardwright.models.value_types import Pages
 from shardwright.models.weight_map import WeightMap, weight_map
 
 DTYPES = (DType.F32, DType.BF16, DType.F16)
@@ -54,7 +54,7 @@ def import_model(
     prompts: int | None = None,
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
-    cache_format: CacheFormat | None = None,
+    cache_format: StoredFormat | None = None,
     pages: Pages | None = None,
 ) -> ImportedModel:
     """The model of a config.json, for `batch` sequences of `length` tokens, under the preset `layout`, or as the JSON

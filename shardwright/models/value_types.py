@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 from shardwright.models.description import Model, Stack
 from shardwright.models.layouts import PresetLayout, Role
 from shardwright.models.token_groups import ExpertsForm, TokenGroups
 from shardwright.models.weights import Weight
-
-CacheFormat = Literal["int8", "int4", "f8e4m3"]
-"""The formats that a cache may be quantized to, with a scale for each row of D."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class ValueTypes:
     dtype: DType
     rows: SequenceRows = SEQUENCES
     groups: TokenGroups | None = None
-    cache_format: CacheFormat | None = None
+    cache_format: StoredFormat | None = None
     experts: ExpertsForm = "replicated"
     paged: bool = False
 

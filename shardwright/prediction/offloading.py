@@ -20,7 +20,6 @@ from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
 from shardwright.models.description import Model, positions_of
 from shardwright.models.forward import ProgramRequest, model_text
-from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 
 _BETWEEN = 1.5
 """Ratio of the bounds on the time of a block along a frontier."""
@@ -57,14 +56,13 @@ def _sizes_in(
     model: Model, prompt: int, generated: int, dtype: DType, mesh: Mesh, layout: str, formats: Formats
 ) -> Sizes:
     """The sizes of a model's program with weights and cache in these formats."""
-    from shardwright.passes.pipelines import EXPLICIT, run_passes
+    from shardwright.passes.pipelines import EXPLICIT, passes_for_weights, run_passes
 
     weights, cache = formats
     context = model.cache_for(prompt, generated)
     request = ProgramRequest(layout, mesh, 1, prompt, dtype, None, context, decomposed=True, cache_format=cache)
     program = elaborate(parse(Source("<model>", model_text(model, request)[0])))
-    storing = () if weights is None else (QuantizeWeights.storing(weights),)
-    return sizes_of(run_passes(program, [*storing, *EXPLICIT]), prompt, generated)
+    return sizes_of(run_passes(program, [*passes_for_weights(weights), *EXPLICIT]), prompt, generated)
 
 
 def setting_of(

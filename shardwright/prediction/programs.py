@@ -24,13 +24,12 @@ from shardwright.ir.program import Program
 from shardwright.ir.text.format import format_module
 from shardwright.ir.text.parser import parse
 from shardwright.ir.text.unparse import unparse
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 from shardwright.ir.whole_files import cache_folder, code_digest, whole_file
 from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest, model_program
 from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
 from shardwright.models.token_groups import ExpertsForm, TokenGroups, groups_of
-from shardwright.models.value_types import CacheFormat
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, parse_pipeline, run_passes
 from shardwright.passes.rings.loop_collectives import LoopCollectives
@@ -71,7 +70,7 @@ class Deployment:
     attention: AttentionOver
     weights: Weights = "bf16"
     decomposed: bool = False
-    cache_format: CacheFormat | None = None
+    cache_format: StoredFormat | None = None
     experts: ExpertsForm = "routed"
     expert_capacity: float | None = None
 

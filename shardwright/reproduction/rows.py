@@ -14,10 +14,10 @@ from shardwright.cost.hardware.chips import Chip, chip_names, load_chip
 from shardwright.cost.hardware.networks import Torus
 from shardwright.ir.diagnostics import NOWHERE, Source, Span, decoded, fault, located
 from shardwright.ir.text.table import counted
+from shardwright.ir.types import StoredFormat
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.description import LearnedPositions
 from shardwright.models.layouts import PRESETS, AttentionOver
-from shardwright.models.value_types import CacheFormat
 from shardwright.prediction.fitting import weight_bytes
 from shardwright.prediction.models import named_model, torus_mesh
 from shardwright.prediction.phases import Workload
@@ -43,7 +43,7 @@ _LAYOUTS = {name.replace("-", ""): name for name in PRESETS}
 _WEIGHTS: Mapping[str, Weights] = {
     "int8": "int8", "bf16": "bf16", "bfloat16": "bf16", "f16": "bf16", "f8e4m3": "f8e4m3", "fp8": "f8e4m3",
 }  # fmt: skip
-_CACHES: Mapping[str, CacheFormat | None] = {
+_CACHES: Mapping[str, StoredFormat | None] = {
     "bf16": None, "f16": None, "int8": "int8", "f8e4m3": "f8e4m3", "fp8": "f8e4m3",
 }  # fmt: skip
 _DECOMPOSED = {"products": True, "kernel": False}

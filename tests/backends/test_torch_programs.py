@@ -142,7 +142,7 @@ def test_grouped_products(dtype: str, x: str, expert: str) -> None:
     ],
 )
 def test_results_in_the_memory_of_a_larger_operand(value: str) -> None:
-    """What is used no more gives its memory, wherever it stands, unless one of its numbers stands for several."""
+    """An operand that is used no more gives its memory, wherever it stands, unless its numbers stand for several."""
     of = program(
         "dim A=4 B=4 E=3\nfunc f(q: int4 EB, x: f32 EB, s: f32 B, w: f32 EA) -> f32 EB {\n"
         f"  made: f32 EB = {value}\n  return made\n}}\n"

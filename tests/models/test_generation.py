@@ -20,11 +20,12 @@ from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse
+from shardwright.ir.types import StoredFormat
 from shardwright.models.config import read_config
 from shardwright.models.importing import import_model
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.transformers_logits import transformers_logits
-from shardwright.models.value_types import CacheFormat, Pages
+from shardwright.models.value_types import Pages
 from shardwright.passes.pipelines import explicit
 
 CHUNK, CACHE, STEPS = 6, 20, 3
@@ -94,7 +95,7 @@ def test_unsharded(checkpoint: Callable[..., Path], name: str) -> None:
 
 @pytest.mark.parametrize(("kept_in", "largest", "most"), [("int8", 127, 0.02), ("int4", 7, 0.35), ("f8e4m3", 448, 0.1)])
 def test_a_cache_in_few_bits_is_within_half_a_step(
-    kept_in: CacheFormat, largest: int, most: float, checkpoint: Callable[..., Path]
+    kept_in: StoredFormat, largest: int, most: float, checkpoint: Callable[..., Path]
 ) -> None:
     """Keys and values of the first layer, which no cache is before, are those of f32, rounded; logits are near. A step
     of floats is a 16th of the number or less, but for the smallest."""

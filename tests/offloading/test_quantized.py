@@ -22,8 +22,8 @@ from shardwright.backends.torch.homes import needed_bytes
 from shardwright.backends.torch.row_coding import packed, unpacked
 from shardwright.cost.hardware.chips import load_machine
 from shardwright.cost.hardware.runtimes import load_runtime
-from shardwright.cost.offloading.policy import StoredFormat, parse_policy
-from shardwright.ir.types import DType, Tier
+from shardwright.cost.offloading.policy import parse_policy
+from shardwright.ir.types import DType, StoredFormat, Tier
 from shardwright.models.architectures import describe
 from shardwright.models.config import read_config
 from shardwright.prediction.offloading import setting_of
@@ -69,7 +69,7 @@ def test_a_byte_has_two_numbers_of_4_bits(elements: int, outer: tuple[int, ...])
 
 
 def rounded(matrix: np.ndarray, stored: str) -> np.ndarray:
-    """What a matrix comes back as, whose rows are output channels and whose columns are summed over: in 8 bits with a
+    """A matrix as it comes back, whose rows are output channels and whose columns are summed over: in 8 bits with a
     scale for each row, in 4 for each 64 rows and column."""
     values = matrix.astype(np.float32)
     groups = values[None] if stored == "int8" else values.reshape(-1, 64, values.shape[1])
@@ -118,7 +118,7 @@ def test_tokens_of_the_numbers_that_weights_stand_for(
 def first_logits(
     monkeypatch: pytest.MonkeyPatch, folder: Path, stored: StoredFormat | None, given: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """Of the runtime for each given prompt's first new token, [prompts, V], with weights on all three."""
+    """Logits of the runtime for each given prompt's first new token, [prompts, V], with weights on all three."""
     prompts = make_prompts([prompt.tolist() for prompt in given], 512, None)
     found = np.zeros((len(prompts), 512))
     accept = BlockRun.accept

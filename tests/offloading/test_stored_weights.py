@@ -17,15 +17,14 @@ from offloading.test_written_programs import FEW, HOST, MIXED, found, plain, req
 
 import shardwright
 from shardwright.compiling.compile_program import print_program
-from shardwright.cost.offloading.policy import StoredFormat, parse_policy
-from shardwright.cost.offloading.sizes import Sizes, sizes_of
+from shardwright.cost.offloading.policy import parse_policy
+from shardwright.cost.offloading.sizes import sizes_of
 from shardwright.ir.diagnostics import DiagnosticError
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 from shardwright.ir.weight_source import ArraySource
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
-from shardwright.passes.pipelines import EXPLICIT, run_passes
-from shardwright.passes.transformations.quantize_weights import QuantizeWeights
+from shardwright.passes.pipelines import EXPLICIT, passes_for_weights, run_passes
 from shardwright.passes.transformations.quantized_weights import QuantizedWeights
 from shardwright.serving.offloading.request import OffloadRequest
 
@@ -36,11 +35,11 @@ def stored(folder: Path, name: str, shares: str = HOST, *, scheduled: bool = Fal
     """The text of a program whose weights are in few bits."""
     made = plain(folder, f"4,2,{shares}", 8)
     passes = [Offload(), ScheduleBlocks(batches=2)] if scheduled else []
-    return print_program(run_passes(made, [QuantizeWeights.storing(name), *passes]))
+    return print_program(run_passes(made, [*passes_for_weights(name), *passes]))
 
 
 def generated(folder: Path, weights: StoredFormat | None, cache: StoredFormat | None = None) -> list[tuple[int, ...]]:
-    """What `generate` makes of the prompts."""
+    """The new tokens of `generate` for the prompts."""
     prompts = [prompt.tolist() for prompt in truth(folder, FEW).prompts]
     done = shardwright.generate(
         folder, prompts, mesh={"x": 1}, weights=weights, cache_format=cache, dtype="f32", max_new_tokens=FEW,
@@ -94,7 +93,7 @@ def test_a_schedule_without_movements_is_one(checkpoint: Callable[..., Path]) ->
 def test_a_schedule_of_an_import_leaves_layouts_open(
     mesh: str, checkpoint: Callable[..., Path], tmp_path: Path, shardwright: Callable[..., Any]
 ) -> None:
-    """What `import` and `opt` print for one chip or two; `iota` has no layout of its own."""
+    """As `import` and `opt` print it for one chip or two; `iota` has no layout of its own."""
     folder, wanted = checkpoint("llama-grouped"), truth(checkpoint("llama-grouped"), FEW)
     imported, scheduled, given = (tmp_path / name for name in ("a.shard", "b.shard", "in.jsonl"))
     sizes = ("--cache", "32", "--batch", "8", "--length", "16", "--layout", "ws2d", "--mesh", mesh)
@@ -168,10 +167,9 @@ def test_an_option_stores_the_weights_of_a_program_without_a_schedule(checkpoint
 def test_sizes_say_what_is_stored_and_what_is_multiplied_with(name: str, checkpoint: Callable[..., Path]) -> None:
     made = plain(checkpoint("llama-grouped"), f"1,1,{DEVICE}", 1)
 
-    def sizes(*before: QuantizeWeights) -> Sizes:
-        return sizes_of(run_passes(made, [*before, *EXPLICIT]), 16, FEW)
-
-    whole, few = sizes(), sizes(QuantizeWeights.storing(name))
+    whole, few = (
+        sizes_of(run_passes(made, [*passes_for_weights(stored), *EXPLICIT]), 16, FEW) for stored in (None, name)
+    )
     for own, other in ((whole.attention, few.attention), (whole.feedforward, few.feedforward)):
         scales = [tensor for tensor in other.tensors if tensor.name.endswith("_scale")]
         assert other.flops == own.flops
@@ -184,7 +182,7 @@ def test_sizes_say_what_is_stored_and_what_is_multiplied_with(name: str, checkpo
 
 
 def test_what_a_pass_leaves_stays_in_its_files(checkpoint: Callable[..., Path]) -> None:
-    """Of arrays that are in no files nothing is."""
+    """Arrays that are in no files have no place in them."""
     made = plain(checkpoint("llama-grouped"), f"1,1,{DEVICE}", 1)
     arrays = {v.name: [[[0.0] * 2] * 2] for v in made.weights}
     source = QuantizedWeights((), ArraySource(arrays))

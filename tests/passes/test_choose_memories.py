@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,7 +86,7 @@ func f(x: BE_x) -> BE_x {{
 
 
 def test_memory_nearly_too_small_is_proved_among_all_shares() -> None:
-    """What is fetched takes its room at once, so that little of either stays: with all but 944 bytes of what everything
+    """A fetched value takes its room at once, so that little of either stays: with all but 944 bytes of what everything
     takes, only a share of one does."""
     link = Switched((NetworkLevel("all", None, 5e8, 1e-6, "direct"),))
     slow = replace(load_chip("h100"), memory_bytes_per_s=1e9, interconnect=link)
@@ -255,9 +256,9 @@ def test_no_filling_is_tried_once_the_time_is_over_and_one_fits(memory: float, m
     tried: list[Program] = []
     choose = choosing.choose
 
-    def told(made: Program, *more: object) -> SearchResult:
+    def told(made: Program, objective: Objective, seconds: float = 60.0, *more: Any) -> SearchResult:
         tried.append(made)
-        return choose(made, *more)  # type: ignore[arg-type]
+        return choose(made, objective, seconds, *more)
 
     monkeypatch.setattr(choosing, "choose", told)
     found = search(program(), on(memory), 0.0)

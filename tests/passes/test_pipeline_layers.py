@@ -31,10 +31,10 @@ from shardwright.ir.ops import Roll, Update
 from shardwright.ir.program import Program
 from shardwright.ir.stages import Stages
 from shardwright.ir.text.parser import parse
-from shardwright.ir.types import DType, ValueType
+from shardwright.ir.types import DType, StoredFormat, ValueType
 from shardwright.ir.walk import lets_in
 from shardwright.models.importing import import_model
-from shardwright.models.value_types import CacheFormat, Pages
+from shardwright.models.value_types import Pages
 from shardwright.passes.pipelines import explicit, run_passes
 from shardwright.passes.transformations.pipeline_layers import PipelineLayers
 
@@ -196,7 +196,7 @@ def test_pages_are_refused(batches: int) -> None:
     all_with_slow((2, 4), ("int8", "f8e4m3", None), chosen=lambda n, kept: (n == 4) == (kept == "f8e4m3")),
 )
 def test_rows_are_written_where_the_cache_lies(
-    batches: int, cache_format: CacheFormat | None, tmp_path: Path, shardwright: Callable[..., Any]
+    batches: int, cache_format: StoredFormat | None, tmp_path: Path, shardwright: Callable[..., Any]
 ) -> None:
     """Prefill and decode write what is new of a micro-batch; its rows are read, and never written back."""
     config = transformers_config("llama-grouped").to_dict()

@@ -76,7 +76,7 @@ class Outcome:
     excluded: dict[tuple[int, ...], ExcludedChoice] = field(default_factory=dict[tuple[int, ...], ExcludedChoice])
     """What was chosen, by the choice, to be excluded where it does not fit after all."""
     shares: dict[str, float] = field(default_factory=dict[str, float])
-    """Of values that may be shared between the memories, what lies on the device."""
+    """The part on the device of each value that may be shared between the memories."""
 
     def add(self, bound_ns: float, problem: LayoutProblem) -> None:
         """Another problem's bound."""

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.settings import require_word
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 from shardwright.models.importing import DTYPES, checkpoint_dtype
-from shardwright.serving.generation.plan import WeightFormat
 from shardwright.serving.generation.settings import GenerationSettings
 
 if TYPE_CHECKING:
     from shardwright.models.layouts import AttentionOver
     from shardwright.models.token_groups import ExpertsForm
-    from shardwright.models.value_types import CacheFormat
     from shardwright.serving.generation.engine import Completion, Observe
 
 
@@ -33,11 +31,11 @@ def generate(
     chunk: int | None = None,
     cache: int | None = None,
     dtype: str | None = None,
-    weights: WeightFormat | None = None,
+    weights: StoredFormat | None = None,
     passes: str = "",
     experts: ExpertsForm = "replicated",
     expert_capacity: float | None = None,
-    cache_format: CacheFormat | None = None,
+    cache_format: StoredFormat | None = None,
     page_size: int | None = None,
     pages: int | None = None,
     chip: str = "",

@@ -7,20 +7,17 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 from shardwright.ir.verification.verifier import Level
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm
-from shardwright.models.value_types import CacheFormat, Pages
+from shardwright.models.value_types import Pages
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import explicit_passes, passes_for_weights
 from shardwright.passes.transformations.pipeline_layers import PipelineLayers
-
-WeightFormat = Literal["int8", "int4", "f8e4m3"]
 
 
 @dataclass(frozen=True)
@@ -45,12 +42,12 @@ class GenerationPlan:
     attention: AttentionOver | None = None
     prefill_batch: int | None = None
     dtype: DType | None = None
-    weights: WeightFormat | None = None
+    weights: StoredFormat | None = None
     scores: bool = False
     sampled: bool = True
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
-    cache_format: CacheFormat | None = None
+    cache_format: StoredFormat | None = None
     pages: Pages | None = None
     passes: tuple[Pass, ...] = ()
     place: Place = field(default_factory=Place)
@@ -73,7 +70,7 @@ class GenerationPlan:
     @property
     def before_layouts(self) -> tuple[Pass, ...]:
         """The passes done to the program before its layouts are chosen."""
-        stored = () if self.weights is None else passes_for_weights(self.weights)
+        stored = passes_for_weights(self.weights)
         return (*(given for given in self.passes if given.takes is Level.SURFACE), *stored)
 
     @property

@@ -13,19 +13,19 @@ from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.settings import require_count, require_word
 from shardwright.ir.text.parser import parse, read_source
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 from shardwright.ir.verification.verifier import Level
 from shardwright.models.description import Model, positions_of
 from shardwright.models.layouts import AttentionOver
 from shardwright.models.token_groups import ExpertsForm, check_capacity
-from shardwright.models.value_types import CacheFormat, Pages
+from shardwright.models.value_types import Pages
 from shardwright.passes.base import Pass
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.pipelines import parse_pipeline
 from shardwright.passes.transformations.quantize_weights import QuantizeWeights
 from shardwright.serving.generation.engine import Completion
 from shardwright.serving.generation.page_table import cache_sizes, pool_sizes
-from shardwright.serving.generation.plan import GenerationPlan, WeightFormat, default_mesh, is_file, stages_of
+from shardwright.serving.generation.plan import GenerationPlan, default_mesh, is_file, stages_of
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.generation.settings import GenerationSettings
 from shardwright.serving.generation.too_long_prompts import Room, room_of, set_aside
@@ -48,10 +48,10 @@ class PlanOptions:
     chunk: int | None = None
     cache: int | None = None
     dtype: DType | None = None
-    weights: WeightFormat | None = None
+    weights: StoredFormat | None = None
     experts: ExpertsForm = "replicated"
     expert_capacity: float | None = None
-    cache_format: CacheFormat | None = None
+    cache_format: StoredFormat | None = None
     page_size: int | None = None
     pages: int | None = None
     passes: tuple[Pass, ...] = ()
@@ -66,9 +66,9 @@ class PlanOptions:
         check_capacity(self.experts, self.expert_capacity)
         named = (
             ("attention", AttentionOver),
-            ("weights", WeightFormat),
+            ("weights", StoredFormat),
             ("experts", ExpertsForm),
-            ("cache_format", CacheFormat),
+            ("cache_format", StoredFormat),
         )
         for name, known in named:
             require_word(name, getattr(self, name), get_args(known))

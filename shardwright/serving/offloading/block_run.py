@@ -76,13 +76,13 @@ class BlockRun:
         """All of it, on a thread of its own."""
         import torch
 
-        from shardwright.backends.torch.homes import state_homes
+        from shardwright.backends.torch.homes import value_homes
         from shardwright.backends.torch.running import RunStopped
 
         model, programs = self.model, self.model.programs
         groups = programs.groups(self.block)
         made = [programs.program(self.block, number) for number in range(len(groups))]
-        states = [state_homes(program, model.tiers) for program in made]
+        states = [value_homes(program, program.state, model.tiers) for program in made]
         world = model.world
         try:
             with torch.inference_mode(), world.watching(self._fail) if world is not None else nullcontext():

@@ -9,9 +9,8 @@ from typing import Any
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
-from shardwright.ir.types import DType
+from shardwright.ir.types import DType, StoredFormat
 from shardwright.models.importing import ImportedModel, import_model
-from shardwright.models.value_types import CacheFormat
 
 _MAY_STAY_WHOLE = ("V=", "B=", "E=")
 """The sentences on what is left whole of which nothing follows but more bytes: tables, rows, the residual stream."""
@@ -19,7 +18,7 @@ _MAY_STAY_WHOLE = ("V=", "B=", "E=")
 
 def imported_on(
     config: Mapping[str, Any], mesh: Mesh, layout: str, rows: int, length: int, cache: int, dtype: DType | None,
-    cache_format: CacheFormat | None = None,
+    cache_format: StoredFormat | None = None,
 ) -> ImportedModel:  # fmt: skip
     """The model of a config.json over a mesh, for so many rows and tokens of a prompt and positions of a cache.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    from shardwright.cost.offloading.policy import StoredFormat
+    from shardwright.ir.types import StoredFormat
     from shardwright.serving.generation.engine import Completion
     from shardwright.serving.offloading.request import OffloadRequest, ScheduleName
 
@@ -48,10 +48,10 @@ def offload(
     `DiagnosticError` where the checkpoint, a prompt or an option is at fault, or memory does not suffice.
     """
     from shardwright.backends.torch.resident import give_back_what_is_freed
-    from shardwright.cost.offloading.policy import AttentionPlace, StoredFormat
+    from shardwright.cost.offloading.policy import AttentionPlace
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.ir.settings import require_word
-    from shardwright.ir.types import DType, Tier
+    from shardwright.ir.types import DType, StoredFormat, Tier
     from shardwright.models.importing import DTYPES
     from shardwright.serving.generation.inputs import generation_inputs
     from shardwright.serving.generation.settings import GenerationSettings

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from shardwright.cost.offloading.policy import AttentionPlace, Policy, StoredFormat, parse_policy, policy_of_json
+from shardwright.cost.offloading.policy import AttentionPlace, Policy, parse_policy, policy_of_json
 from shardwright.ir.diagnostics import NOWHERE, fault, located
 from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Movement
 from shardwright.ir.program import Program
+from shardwright.ir.types import StoredFormat
 from shardwright.ir.walk import lets_in
 
 _BITS: Mapping[int, StoredFormat] = {4: "int4", 8: "int8"}

@@ -34,8 +34,7 @@ from shardwright.models.weight_map import WeightMap, weight_map
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
-from shardwright.passes.pipelines import EXPLICIT, explicit_passes, run_passes
-from shardwright.passes.transformations.quantize_weights import QuantizeWeights
+from shardwright.passes.pipelines import EXPLICIT, explicit_passes, passes_for_weights, run_passes
 from shardwright.passes.transformations.quantized_weights import Quantization
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.generation.sampling import sampling_functions
@@ -122,8 +121,7 @@ class Programs:
 
     def _stored(self, program: Program) -> Program:
         """The program with weights in the format that is asked for."""
-        stored = self.request.policy.weight_format
-        return program if stored is None else QuantizeWeights.storing(stored).run(program)
+        return run_passes(program, passes_for_weights(self.request.policy.weight_format))
 
     @property
     def dtypes(self) -> dict[str, DType]:
@@ -407,8 +405,7 @@ def model_program(
     """A model's program for a block of the policy, with its placements, and on a mesh its layouts."""
     request = ForwardRequest(layout, mesh, policy.block, prompt, dtype, None, context, cache_format=policy.cache_format)
     program = elaborate(parse(Source("<model>", model_text(model, request)[0])))
-    made = placed(program, policy, weight_map(model))
-    return made if policy.weight_format is None else QuantizeWeights.storing(policy.weight_format).run(made)
+    return run_passes(placed(program, policy, weight_map(model)), passes_for_weights(policy.weight_format))
 
 
 def scheduled_model(

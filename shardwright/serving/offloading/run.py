@@ -92,7 +92,7 @@ class OffloadedModel:
         import torch
 
         from shardwright.backends.torch.buffers import Buffers
-        from shardwright.backends.torch.homes import needed_bytes, state_homes
+        from shardwright.backends.torch.homes import needed_bytes, value_homes
         from shardwright.backends.torch.links import ProcessLinks
         from shardwright.backends.torch.movements import make_groups
         from shardwright.backends.torch.resident import (
@@ -146,7 +146,7 @@ class OffloadedModel:
             gathered=self.place.split,
         )
         self.weights: dict[str, WeightHome] = weights
-        state = state_homes(first, self.tiers)
+        state = value_homes(first, first.state, self.tiers)
         self._check_memory(needed_bytes(weights), needed_bytes(state))
         self.buffers = Buffers(self.tiers)
         stack.callback(self._release)
