@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
 
 from shardwright.cost.choosing.crowded_moves import CrowdedMoves
 from shardwright.cost.choosing.layout_problem import LayoutProblem, PlacementOptions
@@ -20,17 +21,16 @@ from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.choosing.time_placement import NANOSECONDS, TimeSolver
 from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
 from shardwright.cost.integer_program.highs import import_solver
-from shardwright.cost.movements.movement import duration_text
 from shardwright.cost.programs.memory import device_bytes
 from shardwright.cost.programs.program_cost import Cost, cost_of
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.placements import off_device
 from shardwright.ir.program import Program
-from shardwright.ir.text.table import bytes_text
 from shardwright.passes.compiling.choose_memories import memories_chosen
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.found import ENOUGH, SearchResult, explicit_of
+from shardwright.passes.compiling.nothing_found import nothing_by_highs, nothing_meets_demands, too_large
 from shardwright.passes.compiling.order_branching import (
     Orders,
     PricedChoice,
@@ -39,7 +39,7 @@ from shardwright.passes.compiling.order_branching import (
     moves_at_edges,
 )
 from shardwright.passes.compiling.place import place
-from shardwright.passes.compiling.too_large import too_large
+from shardwright.passes.compiling.topk_stages import best_over_stages
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import run_passes
 
@@ -82,9 +82,9 @@ def search(
     before = filled.found and filled.found.but(objective=objective)
     left = max(0.0, seconds - (time.monotonic() - began))
     if before is not None and options is None:
-        closed = before.bound_s >= before.objective_s * (1 - ENOUGH)
-        if closed or not left:
-            return before.but(status="optimal" if closed else "feasible", seconds=time.monotonic() - began)
+        before = before.bounded(before.bound_s, seconds=time.monotonic() - began)
+        if before.status == "optimal" or not left:
+            return before
     copies = (Offload(),) if off_device(filled.program) else ()
     found = choose(
         run_passes(filled.program, (*copies, Decompose(), Cleanup())), objective, left, options, known or before
@@ -105,8 +105,33 @@ def choose(
     edges: str = "global",
 ) -> SearchResult:
     """The layouts of a program after `decompose`, as all commands choose them; without `proof` those that a few axes at
-    a time find. Where something moves at the edges of functions that counts, unless `edges` are "digits". Raises as
-    `search`."""
+    a time find. Where something moves at the edges of functions that counts, unless `edges` are "digits". The
+    stages of a `topk` are chosen with them. Raises as `search`."""
+    end = time.monotonic() + seconds
+
+    def chosen(program: Program, before: SearchResult | None) -> SearchResult:
+        left = end - time.monotonic() if before else seconds
+        return _choose(program, objective, left, options, before or known, proof=proof, edges=edges)
+
+    def price(placed: Program) -> float:
+        func = (made := explicit_of(placed)).funcs[0]
+        return objective.count(func.name) * cost_of(made, func, objective.chip, objective.constants).time_s
+
+    best, bound = best_over_stages(program, chosen, attrgetter("placed", "objective_s", "bound_s"), price, ENOUGH)
+    return best if bound == best.bound_s else best.bounded(bound)
+
+
+def _choose(
+    program: Program,
+    objective: Objective,
+    seconds: float,
+    options: PlacementOptions | None,
+    known: SearchResult | None,
+    *,
+    proof: bool,
+    edges: str,
+) -> SearchResult:
+    """The layouts of a program with each operation as it stands."""
     end = (began := time.monotonic()) + seconds
     options, problems = options or PlacementOptions(), ProgramProblems(program)
     first_limit, others_limit = WorkLimit(most_entries(program)), WorkLimit(most_entries(program))
@@ -470,15 +495,6 @@ class _Chooser:
         """Why no layouts were found."""
         if self.fault is not None and self.fault.diagnostics[0].code != "nothing-better":
             return self.fault
-        if not self.alone:
-            said = "no layouts were found that meet the demanded types together, nor proved not to be there"
-            where = self.program.funcs[0].span
-            return fault("no-placement", said, where, "leave some of them to the compiler: end the layout with ?")
-        chip = self.chip
-        if self.bound_ns == math.inf:
-            said = f"no layouts fit in the {bytes_text(chip.memory_bytes)} of {chip.name}"
-            return fault("does-not-fit", said, NOWHERE, "leave out --solver ortools to be told what takes most")
-        said = f"HiGHS found no layouts in {self.end - self.began:.3g} s"
-        if self.bound_ns > 0:
-            said += f"; none takes less than {duration_text(self.bound_ns / NANOSECONDS)}"
-        return fault("out-of-time", said, NOWHERE, "leave out --solver ortools, or give more time")
+        if self.alone:
+            return nothing_by_highs(self.chip, self.bound_ns / NANOSECONDS, self.end - self.began)
+        return nothing_meets_demands(self.program)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import combinations, takewhile
 from math import prod
 from operator import sub
 from typing import ClassVar
@@ -15,7 +15,7 @@ from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.ops.reductions import far_position
 from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Statement
 from shardwright.ir.rewriter import Rewriter
-from shardwright.ir.types import Dim, DType, Reduction, Shape
+from shardwright.ir.types import Axes, Dim, DType, Reduction, Shape, ValueType
 from shardwright.ir.walk import Site, map_sites
 from shardwright.passes.base import Pass
 
@@ -37,7 +37,8 @@ class Decompose(Pass):
     Norms and softmax are computed in f32 and rounded in the end, as their definitions say. A causal softmax
     masks by comparing global indices (`iota`), one with a window by comparing them twice; `argmax` is the least index
     among those that reach the maximum; a scalar position of `rotary` becomes the positions themselves. `topk` of a
-    dimension that is split, or may be, takes candidates from each chip's block and chooses among those.
+    dimension that is split takes candidates from each chip's block and chooses among those; where the split is open so
+    does it, by blocks that may be exchanged for others, or for none, when layouts are chosen.
 
     Attention stays one operation; with `attend=true` it becomes products and a softmax, whose scores lie in memory,
     unless a partial softmax is demanded of it.
@@ -47,9 +48,39 @@ class Decompose(Pass):
     attend: bool = False
 
     def run(self, program: Program) -> Program:
-        added: dict[str, DimInfo] = {}
-        funcs = tuple(_Rewriter(program, func, added, attend=self.attend).rewritten() for func in program.funcs)
-        return replace(program, funcs=funcs, dims=(*program.dims, *added.values()))
+        return _rewritten(program, _EXPANSIONS, attend=self.attend)
+
+
+def topk_in_stages(program: Program, blocks: Mapping[tuple[str, str], Axes]) -> Program:
+    """The program with some `topk` in stages, with blocks of these axes, by a function and the name of the values."""
+
+    def staged(rewriter: _Rewriter, statement: Let) -> bool:
+        return _in_stages(rewriter, statement, blocks.get((rewriter.func.name, statement.result.name), ()))
+
+    return _rewritten(program, {ops.Topk: staged})
+
+
+def topk_blocks(program: Program, func: Func, kind: ValueType, operation: ops.Topk) -> tuple[Axes, ...]:
+    """The axes of blocks that may give candidates, those with the most blocks of more than k elements first: of the
+    axes that split the dimension, or may, all whose digits are its outermost."""
+    dim, mesh, size = operation.dim, program.mesh, kind.shape.size(operation.dim)
+    split = kind.splits[kind.names.index(dim)]
+    order = None if dim in dict(func.overrides) else program.dim(dim).order
+    axes = [a for a in mesh.axes if mesh[a] > 1] if split is None else list(mesh.sorted(split))
+    if order is None:
+        found = [by for n in range(len(axes), 0, -1) for by in combinations(axes, n)]
+    else:
+        outer = [digit for digit in takewhile(lambda digit: digit in axes, order) if isinstance(digit, str)]
+        found = [tuple(outer[:n]) for n in range(len(outer), 0, -1)]
+    blocks = ((by, mesh.product(by)) for by in found)
+    roomy = [(by, n) for by, n in blocks if size % n == 0 and size // n > operation.k]
+    return tuple(by for by, _ in sorted(roomy, key=lambda each: -each[1]))
+
+
+def _rewritten(program: Program, expansions: _Expansions, *, attend: bool = False) -> Program:
+    added: dict[str, DimInfo] = {}
+    funcs = tuple(_Rewriter(program, func, added, expansions, attend=attend).rewritten() for func in program.funcs)
+    return replace(program, funcs=funcs, dims=(*program.dims, *added.values()))
 
 
 class _Rewriter:
@@ -58,8 +89,11 @@ class _Rewriter:
     `added` gathers, for all functions, the dimensions of the candidates of `topk`.
     """
 
-    def __init__(self, program: Program, func: Func, added: dict[str, DimInfo], *, attend: bool) -> None:
+    def __init__(
+        self, program: Program, func: Func, added: dict[str, DimInfo], expansions: _Expansions, *, attend: bool
+    ) -> None:
         self.func = func
+        self.expansions = expansions
         self.attend = attend
         self.added = added
         self.candidates: set[str] = set()
@@ -78,7 +112,7 @@ class _Rewriter:
             return (statement,)
         self.at, self.scope = statement, site.scope
         self.writer.at(statement)
-        expansion = _EXPANSIONS.get(type(statement.operation))
+        expansion = self.expansions.get(type(statement.operation))
         if expansion is None or not expansion(self, statement):
             self.writer.put(statement)
         return self.writer.written()
@@ -121,19 +155,6 @@ class _Rewriter:
         assert shape is not None
         extent = shape.size(dim)
         return self.emit(ops.Iota(dim, None if extent == self.sizes[dim] else extent), [], wish)
-
-    def blocks(self, name: str, dim: str, k: int) -> tuple[str, ...]:
-        """The axes whose digits divide a dimension into blocks of more than k elements: those that split it, or may."""
-        kind, mesh = self.scope.type_of(name), self.program.mesh
-        split = kind.splits[kind.names.index(dim)]
-        order = None if dim in dict(self.func.overrides) else self.program.dim(dim).order
-        axes = [a for a in mesh.axes if mesh[a] > 1] if split is None else list(mesh.sorted(split))
-        if order is not None:
-            axes = [digit for digit in takewhile(lambda digit: digit in axes, order) if isinstance(digit, str)]
-        size = kind.shape.size(dim)
-        while axes and (size % mesh.product(axes) or size // mesh.product(axes) <= k):
-            axes.pop()
-        return tuple(axes)
 
     def candidates_dim(self, dim: str, size: int) -> str:
         """A dimension of this size for what is left of another, with digits of its own."""
@@ -331,17 +352,25 @@ def _argmax(rewriter: _Rewriter, statement: Let) -> bool:
 
 
 def _topk(rewriter: _Rewriter, statement: Let) -> bool:
-    """The greatest of each block of the digits that split V, and of these the greatest: equal elements stay in order,
-    because blocks are stretches of V, one after the other.
-    """
     operation = statement.operation
     assert isinstance(operation, ops.Topk)
-    l, dim = _name(statement.operands[0]), operation.dim  # noqa: E741
+    l = _name(statement.operands[0])  # noqa: E741
     if operation.by:
         rewriter.candidates.add(statement.result.name)
-    by = () if operation.by or l in rewriter.candidates else rewriter.blocks(l, dim, operation.k)
+    if operation.by or l in rewriter.candidates:
+        return False
+    found = topk_blocks(rewriter.program, rewriter.func, rewriter.scope.type_of(l), operation)
+    return _in_stages(rewriter, statement, found[0] if found else ())
+
+
+def _in_stages(rewriter: _Rewriter, statement: Let, by: Axes) -> bool:
+    """The greatest of each block of the digits, and of these the greatest: equal elements stay in order, because blocks
+    are stretches of the dimension, one after the other."""
+    operation = statement.operation
+    assert isinstance(operation, ops.Topk)
     if not by:
         return False
+    l, dim = _name(statement.operands[0]), operation.dim  # noqa: E741
     values, ids = statement.results
     k = operation.k * rewriter.program.mesh.product(by)
     among = rewriter.candidates_dim(dim, k)
@@ -399,7 +428,9 @@ def _rotary(rewriter: _Rewriter, statement: Let) -> bool:
     return rewriter.finish(replace(operation, seq=None), operands)
 
 
-_EXPANSIONS: dict[type[Operation], Callable[[_Rewriter, Let], bool]] = {
+_Expansions = Mapping[type[Operation], Callable[[_Rewriter, Let], bool]]
+
+_EXPANSIONS: _Expansions = {
     ops.Softmax: _softmax,
     ops.Attend: _attend,
     ops.Argmax: _argmax,

@@ -139,6 +139,11 @@ class SearchResult:
             vars(made)[name] = vars(self)[name]
         return made
 
+    def bounded(self, bound_s: float, **changes: Any) -> SearchResult:
+        """The same where nothing takes less than this, which proves it or does not."""
+        closed = bound_s >= self.objective_s * (1 - ENOUGH)
+        return self.but(status="optimal" if closed else "feasible", bound_s=bound_s, **changes)
+
     def edges_s(self, counted: Collection[str] = ()) -> float:
         """The seconds of what moves at the edges of functions, but along dimensions that are `counted`."""
         return sum(

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import heapq
-import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar, Protocol
 
-from shardwright.cost.choosing.crowded_moves import CrowdedMoves
 from shardwright.cost.choosing.edge_costs import orders_from
 from shardwright.cost.choosing.layout_problem import Location, PlacementOptions, UseKey, ValueNode
-from shardwright.cost.choosing.layout_solution import Effort, LayoutSolution
-from shardwright.cost.choosing.limited_placement import MOST_ENTRIES, LimitedPlacement, PlacementProof
+from shardwright.cost.choosing.layout_solution import LayoutSolution
 from shardwright.cost.choosing.objective import SOLVERS, Objective, chip_for
 from shardwright.cost.choosing.problem_builder import restricts
-from shardwright.cost.choosing.program_problems import ProgramProblems
-from shardwright.cost.choosing.work_limit import OutOfWorkError, WorkLimit
-from shardwright.cost.movements.traffic import bytes_received
+from shardwright.cost.choosing.work_limit import OutOfWorkError
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault, nearest
 from shardwright.ir.digit_orders import splitting_axes
 from shardwright.ir.digits import Order, radix
@@ -33,14 +26,6 @@ from shardwright.ir.verification.verifier import Level, has_holes, verify
 from shardwright.ir.walk import values_in
 from shardwright.passes.base import Pass, Proof
 from shardwright.passes.compiling.choose_digit_order import ChooseDigitOrder, DigitConflictError, require_room
-from shardwright.passes.compiling.found import explicit_of
-from shardwright.passes.compiling.order_branching import (
-    Orders,
-    PricedChoice,
-    best_over_orders,
-    in_cheaper_orders,
-    moves_at_edges,
-)
 
 OBJECTIVES = ("time", "bytes")
 
@@ -116,58 +101,12 @@ class Place(Pass):
         """The layouts of a program after `decompose`, and the proof; `excluded` are not among them."""
         options = PlacementOptions(excluded=excluded, calls=self.calls_in(program))
         if self.objective == "bytes":
-            return self.chosen_by_bytes(program, options, seconds)
+            from shardwright.passes.compiling.choosing_by_bytes import choose_by_bytes
+
+            return choose_by_bytes(program, options, seconds, alone=self.solver == "ortools", edges=self.edges)
         from shardwright.passes.compiling.choosing import choose as choose_by_time
 
         return choose_by_time(program, self.wanted(program), seconds, options, proof=self.proof, edges=self.edges)
-
-    def chosen_by_bytes(self, program: Program, options: PlacementOptions, seconds: float) -> Choice:
-        """The layouts with the fewest bytes, by HiGHS alone where it is wanted."""
-        end = time.monotonic() + seconds
-        choose = LimitedPlacement(program)
-        crowd = CrowdedMoves(program)
-
-        def under(orders: Orders, apart: bool = False, cutoff: float = math.inf) -> Chosen:
-            wanted = replace(options, orders=orders, edges_apart=apart, moves=crowd.under(orders))
-            if self.solver == "ortools":
-                chosen = _chosen_alone(program, wanted, end, total_of)
-            else:
-                placed, placement = place(program, wanted, partial(choose, cutoff=cutoff), total_of)
-                chosen = Chosen(placed, placement, choose.proof(placement))
-            return replace(chosen, placed=in_cheaper_orders(chosen.placed, orders, total_of))
-
-        def received(made: Program) -> float:
-            return sum(options.calls.get(f.name, 1.0) * bytes_received(made, f).bytes for f in made.funcs)
-
-        def total_of(placed: Program) -> float:
-            return received(explicit_of(placed))
-
-        def bound(placement: LayoutSolution | None) -> float:
-            """With edges; the proof is of what is received without."""
-            if placement is None:
-                return math.inf
-            if placement.bound_bytes is None:
-                return choose.proof(placement).bound_bytes
-            return math.ceil(placement.bound_bytes - 1e-6)
-
-        def priced(chosen: Chosen) -> PricedChoice[Chosen]:
-            made = explicit_of(chosen.placed)
-            least, relaxed = bound(chosen.placement), bound(chosen.placement.relaxed)
-            shared, learned = chosen.placement.shared_edges, crowd.learn(chosen.placement, made)
-            return PricedChoice(chosen, chosen.placed, made, round(received(made)), least, shared, *learned, relaxed)
-
-        first = under({})
-        uneven = first.placement.moves_unevenly(program.mesh)
-        if self.edges == "digits" or not (uneven or moves_at_edges(first.placed)):
-            total = priced(first).total if uneven else first.proof.bytes_received
-            least = min(first.proof.bound_bytes, bound(first.placement.relaxed))
-            return replace(first, proof=PlacementProof(int(total), int(least)))
-        best = best_over_orders(
-            priced(first),
-            lambda orders, apart, cutoff: priced(under(orders, apart, cutoff)),
-            late=lambda: choose.limit.exhausted or time.monotonic() > end,
-        )
-        return replace(best.choice, proof=PlacementProof(int(best.total), math.ceil(best.bound)))
 
     def wanted(self, program: Program) -> Objective:
         """The chip and the calls. Raises where there is no such chip or function."""
@@ -209,28 +148,6 @@ class Choice(Protocol):
 
     @property
     def proof(self) -> Proof: ...
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A choice by bytes."""
-
-    placed: Program
-    placement: LayoutSolution
-    proof: PlacementProof
-
-
-def _chosen_alone(program: Program, options: PlacementOptions, end: float, total: Callable[[Program], float]) -> Chosen:
-    """The layouts with the fewest bytes, by HiGHS alone."""
-    from shardwright.cost.choosing.layout_program.solver import BytesProgram
-    from shardwright.cost.integer_program.highs import import_solver
-
-    import_solver()
-    effort, problems = Effort(WorkLimit(MOST_ENTRIES), end), ProgramProblems(program)
-    placed, placement = place(program, options, lambda each: BytesProgram(problems.of(each), effort).solve(), total)
-    least = (placement.relaxed or placement).bound_bytes
-    received, bound = round(placement.bytes_received), math.ceil((least or 0.0) - 1e-6)
-    return Chosen(placed, placement, PlacementProof(received, min(received, bound)))
 
 
 def _is_explicit(program: Program) -> bool:

@@ -34,6 +34,7 @@ from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
 from shardwright.passes.compiling.found import ENOUGH, SearchResult, TimeProof, explicit_of
 from shardwright.passes.compiling.place import Choice, Place, place
+from shardwright.passes.compiling.topk_stages import staged_as_in
 from shardwright.passes.pipelines import (
     PassRecord,
     copying_passes,
@@ -81,6 +82,7 @@ def explain(program: Program, place: Place, seconds: float = 60.0, best: Choice 
     named.update({(func.name, value.name): None for func in program.funcs for value in open_values(func)})
     program = run_passes(program, (*copying_passes(program, place), Decompose(), Cleanup()))
     best = best or place.chosen(program)
+    program = staged_as_in(program, best.placed)
     nodes: list[ValueNode] = []
     for node in best.placement.nodes:
         if node.home >= 0 and (node.func, node.name) in named:

@@ -34,7 +34,7 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Permute
 from shardwright.ir.program import Let, Program
 from shardwright.ir.types import Dim, DType, Shape
-from shardwright.passes.compiling import choosing, place
+from shardwright.passes.compiling import choosing, choosing_by_bytes
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.cleanup import Cleanup
 from shardwright.passes.compiling.decompose import Decompose
@@ -75,7 +75,9 @@ def test_programs_beyond_the_limit_are_placed_with_a_gap(path: Path, monkeypatch
     assert isinstance(by_time, TimeProof)
     assert 0 <= by_time.bound_s <= by_time.time_s
     made: list[LimitedPlacement] = []
-    monkeypatch.setattr(place, "LimitedPlacement", lambda program: made.append(LimitedPlacement(program)) or made[-1])
+    monkeypatch.setattr(
+        choosing_by_bytes, "LimitedPlacement", lambda program: made.append(LimitedPlacement(program)) or made[-1]
+    )
     explicit(source, traces.append, place=Place(objective="bytes"))
     proof = proof_of(traces)
     assert isinstance(proof, PlacementProof)

@@ -1,11 +1,14 @@
-"""The error of programs that fit in no layouts that were tried: the memory that is lacking, and ways to fit."""
+"""The errors of programs for which no layouts were found: why, what memory is lacking, and ways out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from shardwright.cost.hardware.chips import Chip
+from shardwright.cost.movements.movement import duration_text
 from shardwright.cost.programs.memory import device_bytes
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
 from shardwright.ir.program import Program
 from shardwright.ir.text.table import bytes_text
 from shardwright.ir.types import ON_DEVICE, TensorType
@@ -43,6 +46,25 @@ def too_large(tried: Sequence[SearchResult], program: Program, bound_s: float) -
         notes,
         bound_s,
     )
+
+
+def nothing_meets_demands(program: Program) -> DiagnosticError:
+    """The error where neither layouts nor a proof that there are none were found."""
+    said = "no layouts were found that meet the demanded types together, nor proved not to be there"
+    where = program.funcs[0].span
+    return fault("no-placement", said, where, "leave some of them to the compiler: end the layout with ?")
+
+
+def nothing_by_highs(chip: Chip, bound_s: float, seconds: float) -> DiagnosticError:
+    """The error where HiGHS alone found no layouts in so many seconds; none takes less than `bound_s`, infinite where
+    none fits."""
+    if bound_s == math.inf:
+        said = f"no layouts fit in the {bytes_text(chip.memory_bytes)} of {chip.name}"
+        return fault("does-not-fit", said, NOWHERE, "leave out --solver ortools to be told what takes most")
+    said = f"HiGHS found no layouts in {seconds:.3g} s"
+    if bound_s > 0:
+        said += f"; none takes less than {duration_text(bound_s)}"
+    return fault("out-of-time", said, NOWHERE, "leave out --solver ortools, or give more time")
 
 
 def _least_kept(program: Program) -> float:

@@ -1,0 +1,208 @@
+"""`topk` over a dimension whose layout is open: whether it is in stages, and by which blocks, is chosen too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import TypeVar
+
+from shardwright.ir.ops import Lookup, Topk
+from shardwright.ir.program import Func, Let, Program, Statement, Value
+from shardwright.ir.types import Axes, TensorType, axis_set
+from shardwright.ir.walk import Site, lets, map_sites, use_counts
+from shardwright.passes.compiling.decompose import topk_blocks, topk_in_stages
+
+C = TypeVar("C")
+
+Blocks = dict[tuple[str, str], Axes]
+"""The axes whose blocks give candidates, by a function and the name of the values; none where they are in one."""
+
+_MOST_TRIES = 16
+"""Of so many ways to write all of them each is tried, of more those that are likely to be best."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A `topk` in stages: candidates of each block, the greatest of these and, where they are used, their indices.
+
+    `others` are the axes of other blocks that might be, none where it is in one operation. With the blocks of the axes
+    that split the dimension there are fewest candidates.
+    """
+
+    func: str
+    trips: int
+    operand: Value
+    candidates: Let
+    choice: Let
+    lookup: Let | None
+    others: tuple[Axes, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.func, self.choice.result.name
+
+    @property
+    def blocks(self) -> Axes:
+        return _topk(self.candidates).by
+
+    @property
+    def split_blocks(self) -> Axes:
+        """The axes over which the candidates are split."""
+        kind = self.candidates.result.type
+        return kind.splits[kind.names.index(_topk(self.candidates).target)] or ()
+
+    @property
+    def in_one(self) -> Let:
+        """The one operation in their place."""
+        values, places = self.choice.results
+        results = (values, places if self.lookup is None else self.lookup.result)
+        operation = replace(_topk(self.choice), dim=_topk(self.candidates).dim)
+        return replace(self.choice, results=results, operation=operation, operands=(self.operand.name,))
+
+    def alone(self, program: Program, blocks: Axes, split: Axes) -> Program:
+        """The operation by itself on a value split over these axes, with blocks of some, and all else whole."""
+        let = self.in_one
+        operand = replace(self.operand, type=_split(self.operand, _topk(let).dim, split))
+        func = replace(
+            program.func(self.func),
+            params=(operand,),
+            body=(replace(let, results=tuple(replace(v, type=_split(v)) for v in let.results)),),
+            returns=tuple(value.name for value in let.results),
+            results=tuple(_split(value) for value in let.results),
+        )
+        one = replace(program, weights=(), state=(), funcs=(func,))
+        staged = topk_in_stages(one, {self.key: blocks})
+        stages = {value.name: split for made in staged_in(staged, {self.key}) for value in made.candidates.results}
+
+        def typed(site: Site) -> tuple[Statement, ...]:
+            let = site.statement
+            assert isinstance(let, Let)
+            target = _topk(let).target if isinstance(let.operation, Topk) else None
+            made = (replace(v, type=_split(v, target, stages.get(v.name, ()))) for v in let.results)
+            return (replace(let, results=tuple(made)),)
+
+        return replace(staged, funcs=tuple(map_sites(staged, func, typed) for func in staged.funcs))
+
+    def most_beyond(self, program: Program, price: Callable[[Program], float]) -> float:
+        """The most that these stages cost beyond others on the same layouts."""
+
+        def beyond(other: Axes) -> float:
+            mine, others = (price(self.alone(program, blocks, other)) for blocks in (self.blocks, other))
+            return self.trips * max(0.0, mine - others)
+
+        return max(map(beyond, self.others), default=0.0)
+
+
+def best_over_stages(
+    program: Program,
+    choose: Callable[[Program, C | None], C],
+    reached: Callable[[C], tuple[Program, float, float]],
+    price: Callable[[Program], float],
+    enough: float = 0.0,
+) -> tuple[C, float]:
+    """The best that `choose` finds, whatever the blocks of candidates, and a bound of all.
+
+    `choose` is given what was found before; `reached` gives the program with its layouts, its total and its bound. What
+    the stages of `decompose` cost beyond others, by the `price` of such an operation alone, bounds what is not tried.
+    """
+    best = choose(program, None)
+    staged = staged_in(program)
+    placed, total, bound = reached(best)
+    if not staged:
+        return best, bound
+    covered = all(set(other) <= set(each.blocks) for each in staged for other in each.others)
+    least = bound - sum(each.most_beyond(program, price) for each in staged) if covered else 0.0
+    bounds, ways = [bound], prod(1 + len(each.others) for each in staged)
+    for blocks in _ways(staged, placed, few=ways <= _MOST_TRIES):
+        if least >= total * (1 - enough):
+            break
+        found = choose(with_blocks(program, staged, blocks), best)
+        _, there, bound = reached(found)
+        bounds.append(bound)
+        if there < total:
+            best, total = found, there
+    if len(bounds) == ways:
+        least = max(least, min(bounds))
+    return best, min(total, max(0.0, least))
+
+
+def _ways(staged: Sequence[Staged], placed: Program, *, few: bool) -> Iterator[Blocks]:
+    """First the blocks over which a program's candidates are split, then all in one, then others where they are few."""
+    first = tuple(each.blocks for each in staged)
+    tight = {each.key: each.split_blocks for each in staged_in(placed, {each.key for each in staged})}
+    near = tuple(by if (by := tight.get(each.key)) in each.others else each.blocks for each in staged)
+    every = product(*((each.blocks, *each.others) for each in staged)) if few else ()
+    for blocks in dict.fromkeys((near, ((),) * len(staged), *every)):
+        if blocks != first:
+            yield {each.key: by for each, by in zip(staged, blocks, strict=True)}
+
+
+def staged_in(program: Program, only: Iterable[tuple[str, str]] | None = None) -> tuple[Staged, ...]:
+    """Each `topk` that `decompose` wrote in stages because the layout of its operand is open, or else these."""
+    return tuple(made for func in program.funcs for made in _staged(program, func, only))
+
+
+def with_blocks(program: Program, staged: Sequence[Staged], blocks: Mapping[tuple[str, str], Axes]) -> Program:
+    """The program with other blocks of candidates; dimensions that only the candidates had are gone."""
+    written = {each.key: each.in_one for each in staged}
+    gone = {(s.func, let.result.name) for s in staged for let in (s.candidates, s.lookup) if let is not None}
+
+    def rewrite(site: Site) -> tuple[Statement, ...]:
+        if not isinstance(let := site.statement, Let):
+            return (let,)
+        name = site.func.name, let.result.name
+        return () if name in gone else (written.get(name, let),)
+
+    made = replace(program, funcs=tuple(map_sites(program, func, rewrite) for func in program.funcs))
+    left = {dim for let, _ in lets(made) for value in let.results for dim in value.type.names}
+    among = {_topk(each.candidates).target for each in staged} - left
+    made = replace(made, dims=tuple(dim for dim in program.dims if dim.name not in among))
+    return topk_in_stages(made, blocks)
+
+
+def staged_as_in(program: Program, placed: Program) -> Program:
+    """A program after `decompose` with the blocks of candidates that `placed` has, where its layouts are chosen."""
+    staged = staged_in(program)
+    chosen = {each.key: each.blocks for each in staged_in(placed, {each.key for each in staged})}
+    return with_blocks(program, staged, {each.key: chosen.get(each.key, ()) for each in staged}) if staged else program
+
+
+def _staged(program: Program, func: Func, only: Iterable[tuple[str, str]] | None) -> Iterator[Staged]:
+    uses, sizes = use_counts(func), program.sizes(func)
+    trips = {
+        let.result.name: prod(sizes[loop.dim] for loop in loops) for let, loops in func.walk() if isinstance(let, Let)
+    }
+    stages: dict[str, tuple[Value, Let]] = {}
+    lookups = {let.operands: let for let, _ in lets(program, func) if isinstance(let.operation, Lookup)}
+    for let, scope in lets(program, func):
+        match let:
+            case Let(operation=Topk(by=by), operands=(str(operand),)) if by:
+                stages[let.result.name] = Value(operand, scope.type_of(operand)), let
+            case Let(operation=Topk(), operands=(str(name),)) if name in stages and uses[name] == 1:
+                operand, candidates = stages[name]
+                first, kind = _topk(candidates), operand.type
+                where, places = candidates.results[1].name, let.results[1].name
+                lookup = lookups.get((where, places))
+                if (uses[where], uses[places]) != ((0, 0) if lookup is None else (1, 1)):
+                    continue
+                is_open = kind.splits[kind.names.index(first.dim)] is None
+                written = candidates.result.origin[:1] == (let.result.name,) and is_open
+                if written if only is None else (func.name, let.result.name) in only:
+                    whole = replace(_topk(let), dim=first.dim)
+                    others = tuple(by for by in (*topk_blocks(program, func, kind, whole), ()) if by != first.by)
+                    yield Staged(func.name, trips[name], operand, candidates, let, lookup, others)
+            case _:
+                pass
+
+
+def _topk(let: Let) -> Topk:
+    assert isinstance(let.operation, Topk)
+    return let.operation
+
+
+def _split(value: Value, dim: str | None = None, axes: Axes = ()) -> TensorType:
+    """The type of a value with this dimension split, and whole on every chip but for that."""
+    shape = value.type.shape
+    return TensorType(shape.dtype, shape.dims, tuple(axis_set(axes) if d.name == dim else () for d in shape.dims))
