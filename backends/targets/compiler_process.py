@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shardwright.ir.own_processes import module_command
+
 _MOST_REQUESTS = 100
 """Requests that one process answers before another takes its place, which frees what compilers keep of each."""
 
@@ -42,7 +44,7 @@ class CompilerProcess:
         self.requests = 0
         self.folder = tempfile.TemporaryDirectory(prefix="shardwright-", ignore_cleanup_errors=True)
         self.dumps, self.noise = (Path(self.folder.name) / part for part in ("dumps", "noise"))
-        words = [sys.executable, "-m", "shardwright.backends.targets.worker", str(os.getpid())]
+        words = [*module_command("shardwright.backends.targets.worker"), str(os.getpid())]
         env = {**environment, "XLA_FLAGS": " ".join([*flags, f"--xla_dump_to={self.dumps}"])}
         try:
             with self.noise.open("wb") as sink:

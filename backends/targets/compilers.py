@@ -20,6 +20,7 @@ from shardwright.backends.targets.failures import crashed, does_not_fit, failure
 from shardwright.backends.targets.gpus import gpu_memory_bytes, target_config
 from shardwright.backends.targets.names import TPUS, Target
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.own_processes import own_environment
 from shardwright.ir.whole_files import cache_folder, whole_file
 
 TIME_LIMIT_S = 900.0
@@ -169,7 +170,7 @@ def _run(target: Target, request: dict[str, Any], text: str, time_limit_s: float
         file.write_text(text, encoding="utf-8")
         asked = {**request, "file": str(file)}
         try:
-            ask(target.platform.name, {**os.environ, **_OWN}, _flags(request), asked, answered, time_limit_s)
+            ask(target.platform.name, own_environment(**_OWN), _flags(request), asked, answered, time_limit_s)
         except TimeoutError:
             raise too_slow(target.name, time_limit_s) from None
         except EndedProcessError as ended:

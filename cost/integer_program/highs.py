@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.ir.own_processes import module_command, own_environment
+
 Floats = NDArray[np.float64]
 
 MOST_COLUMNS_HERE = 1000
@@ -86,7 +88,8 @@ class RunningSolver:
         np.savez(program, allow_pickle=False, **sent)
         # In a session of its own: an interrupt at the terminal is this process's to handle.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getpid()), str(self.end - time.monotonic()), str(gap)],
+            [*module_command(__name__), str(os.getpid()), str(self.end - time.monotonic()), str(gap)],
+            env=own_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

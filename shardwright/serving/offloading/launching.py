@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
 from shardwright.ir.diagnostics import NOWHERE, Source, fault
+from shardwright.ir.own_processes import module_command, own_environment
 
 LEAST_MOST = 8
 """Processes that a machine gets however few its cores are: as many as there are GPUs in most."""
@@ -44,8 +44,8 @@ def run_together(argv: Sequence[str], count: int, plan: str = "") -> int:
     try:
         for index in range(count):
             own = {"RANK": str(index), "LOCAL_RANK": str(index)}
-            words = [sys.executable, "-m", "shardwright", *argv]
-            processes.append(subprocess.Popen(words, stdin=subprocess.PIPE, env={**os.environ, **shared, **own}))
+            words = [*module_command("shardwright"), *argv]
+            processes.append(subprocess.Popen(words, stdin=subprocess.PIPE, env=own_environment(**shared, **own)))
         statuses = _wait(processes)
     finally:
         for process in processes:

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from shardwright.cost.hardware.chips import Machine, load_machine
 from shardwright.ir.diagnostics import DiagnosticError
+from shardwright.ir.own_processes import module_command, own_environment
 from shardwright.ir.types import DType
 from shardwright.ir.whole_files import cache_folder, code_digest, whole_file
 from shardwright.serving.offloading.devices import check_device
@@ -28,7 +28,7 @@ RATES = "t4"
 TIME_LIMIT_S = 60.0
 """Seconds that measuring may take; it takes less than ten where nothing else runs."""
 
-COMMAND = (sys.executable, "-m", "shardwright.serving.offloading.measuring")
+COMMAND = (*module_command("shardwright.serving.offloading.measuring"),)
 """The process that measures, before its one argument, which is JSON."""
 
 _POLL_S = 0.1
@@ -120,7 +120,7 @@ def _measured(request: MachineRequest, threads: str) -> tuple[str, Machine]:
             [*COMMAND, json.dumps(asked)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            env={**os.environ, "OMP_NUM_THREADS": threads, "TMPDIR": folder},
+            env=own_environment(OMP_NUM_THREADS=threads, TMPDIR=folder),
             timeout=TIME_LIMIT_S,
             check=True,
         )
