@@ -47,6 +47,10 @@ _PROMPT: Final = 23
 says that they stay, and prime, so that sequences are not cut: Pope et al. (2022, section 3.5) scatter into E and F
 rather than into B and L."""
 
+_LONG_PROMPT: Final = 2003
+"""The same where all weights are gathered for more tokens than there are words: an embedding then is moved, not a sum
+of what each chip finds in its part, which takes a row of every token on every chip."""
+
 _STANDARD: Mapping[int, Sequence[Sequence[int]]] = {1: [(8,)], 2: [(4, 4)], 3: [(4, 4, 4), (8, 4, 4), (2, 2, 2)]}
 """Sizes of the axes that layouts are chosen for, by how many axes there are: the first that a layout fits alike."""
 
@@ -141,11 +145,16 @@ def candidates(deployment: Deployment, phase: Phase, batch: int, length: int) ->
     axes = batch_axes(mesh, batch)
     packed = len(axes) == len(mesh) or not deployment.layout.startswith("wg")
     sent = deployment.experts == "all-to-all"
+    tokens = batch * length
     length = 1 if phase == "decode" else length if sent else _PROMPT
     asked = fitted_layout(deployment, batch, length)
+    words = deployment.model.vocab
+    many = phase == "prefill" and not sent and asked.batch == mesh.axes and tokens >= words
+    length = _LONG_PROMPT if many else length
     standard = [Mesh(tuple(zip(mesh.axes, sizes, strict=True))) for sizes in _STANDARD.get(len(mesh), ())]
     for own in () if sent else dict.fromkeys((*standard, mesh)):
         sample, least = replace(deployment, mesh=own), own.product(axes)
+        least *= -(-words // (least * length)) if many else 1
         if _alike(fitted_layout(sample, least, length), asked):
             yield _wanted(sample, phase, least, length, packed=packed)
     yield _wanted(deployment, phase, batch, length, packed=packed)
@@ -184,6 +193,8 @@ def _wanted(deployment: Deployment, phase: Phase, batch: int, length: int, *, pa
         named.append(f"cache-{deployment.cache_format}")
     if model.feedforward.experts is not None:
         named.append(deployment.experts)
+    if length == _LONG_PROMPT:
+        named.append("long")
     if not packed:
         named.append("apart")
     return WantedProgram(model_program(model, request)[0], passes, "-".join(named))

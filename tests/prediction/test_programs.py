@@ -8,7 +8,9 @@ import pytest
 from compile_published import EXAMPLES, asked_for, heading
 
 from shardwright.cost.hardware.chips import load_chip
+from shardwright.cost.programs.memory import device_bytes
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.walk import values_in
 from shardwright.models.built_in import built_in
 from shardwright.prediction import programs
 from shardwright.prediction.models import torus_mesh
@@ -84,6 +86,14 @@ def test_one_program_serves_all_meshes_batches_and_lengths_that_the_same_axes_sp
     assert dict(made.mesh) == {"x": 8, "y": 4, "z": 4}
     assert made.func("prefill").params[0].shape.size("L") == 100
     assert made.func("prefill").params[0].shape.size("B") == 128
+
+
+def test_an_embedding_is_moved_where_there_are_more_tokens_than_words() -> None:
+    """A sum of all chips' rows of every token would take 64 times what a chip keeps of them."""
+    for length, name, share in ((64, "x_partial", 1), (2048, "x_local", 64)):
+        program = phase_program(palm(64, "wg-xyz"), "prefill", 512, length, 2048)
+        values = {value.name: value for value in values_in(program.funcs[0].body)}
+        assert device_bytes(values[name], program.mesh) == 512 * length * 18432 * 2 // share
 
 
 def test_an_axis_that_does_not_divide_the_batch_is_left_out() -> None:
