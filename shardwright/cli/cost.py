@@ -143,7 +143,6 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...], str]:
     from shardwright.ir.diagnostics import Source, located
     from shardwright.prediction.models import (
         active_parameters,
-        beyond_positions,
         check_positions,
         check_preset,
         model_of,
@@ -151,6 +150,7 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...], str]:
         torus_mesh,
     )
     from shardwright.prediction.phases import phase_cost
+        remark_on_positions,
     from shardwright.prediction.programs import Deployment, fitted_layout
 
     chip, constants = chip_and_constants(args)
@@ -174,9 +174,8 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...], str]:
         length = args.context if args.phase == "prefill" else 1
         cost = phase_cost(deployment, chip, args.phase, args.batch, args.context, args.context, constants)
     dropped = fitted_layout(deployment, args.batch, length).dropped
-    beyond = beyond_positions(found.model, args.context)
-    said = f"{args.context} positions, {beyond}" if beyond else ""
-    return replace(cost, parameters=round(active_parameters(found))), dropped, said
+    beyond = remark_on_positions(found.model, args.context)
+    return replace(cost, parameters=round(active_parameters(found))), dropped, beyond
 
 
 def _compiled(

@@ -203,20 +203,23 @@ def execute(args: argparse.Namespace) -> int:
         if is_program(file):
             check_plannable(file)
     plans: list[PricedPolicy] = []
+    beyond = ""
     if of_program:
         name, plan, text = _of_program(args)
         most = None
     else:
         name, plan, most, plans = _of_model(args)
         text = _model_text(args, plan, name) if args.output else ""
+        beyond = _beyond(args, plan)
     if args.output or (of_program and not args.json):
         write_output(args.output, text)
     if args.json:
         made = {"model": name, **({"program": text} if of_program else {"most_tokens_per_s": most})}
         frontier = {"frontier": [each.as_json() for each in plans]} if plans else {}
-        print_json(plan.as_json() | made | frontier)
+        print_json(plan.as_json() | made | frontier | ({"beyond": beyond} if beyond else {}))
     else:
-        print(plan.text(name, most), file=sys.stderr if of_program and args.output in {None, "-"} else sys.stdout)
+        said = plan.text(name, most) + (f"\n\n{beyond}" if beyond else "")
+        print(said, file=sys.stderr if of_program and args.output in {None, "-"} else sys.stdout)
     return 0
 
 
@@ -385,6 +388,15 @@ def _model_text(args: argparse.Namespace, plan: PricedPolicy, name: str) -> str:
     dtype, cache = DType(plan.setting.dtype), model.cache_for(sizes.prompt, sizes.generated)
     program = model_program(model, policy, sizes.prompt, cache, dtype, **_over_mesh(args))
     return plan_text(plan, name, with_batches(program, policy.n_gpu_batches))
+
+
+def _beyond(args: argparse.Namespace, plan: PricedPolicy) -> str:
+    """The remark where the plan takes more positions than the model was made for."""
+    from shardwright.models.description import positions_of
+    from shardwright.prediction.models import model_of, remark_on_positions
+
+    sizes = plan.setting.sizes
+    return remark_on_positions(model_of(args.model).model, positions_of(sizes.prompt, sizes.generated))
 
 
 def _write_timeline(args: argparse.Namespace, plan: PricedPolicy, model: str) -> None:

@@ -232,6 +232,8 @@ def _as_json(
         "frontier": {phase: [row_of(point, some) for point in some] for phase, some in best.items()},
         "points": [row_of(point, best[phase]) for phase, some in points.items() for point in some],
     }
+    if sweep.beyond:
+        made["beyond"] = sweep.beyond
     if chosen is not None:
         made |= {"chosen": row_of(chosen, best[chosen.phase]), "program": text}
     return made

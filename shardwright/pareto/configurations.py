@@ -16,7 +16,7 @@ from shardwright.models.description import positions_of
 from shardwright.models.layouts import AttentionOver, PresetLayout, fit_layouts
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.prediction.fitting import n_chips_of
-from shardwright.prediction.models import torus_mesh
+from shardwright.prediction.models import check_generation, remark_on_positions, torus_mesh
 from shardwright.prediction.programs import Deployment, Phase, Weights, fitted_layout
 
 
@@ -62,6 +62,11 @@ class Sweep:
         """Positions of the cache."""
         return self.model.model.cache_for(self.prompt, self.generated)
 
+    @property
+    def beyond(self) -> str:
+        """The remark where a generation takes more positions than the model was made for."""
+        return remark_on_positions(self.model.model, positions_of(self.prompt, self.generated))
+
     def length(self, phase: Phase) -> int:
         """The new positions of each sequence in one call."""
         return self.prompt if phase == "prefill" else 1
@@ -93,17 +98,10 @@ def configurations_of(sweep: Sweep) -> list[Configuration]:
     asked for: it reads no long cache, and pays for moving queries and keys (Pope et al. 2022, section 3.3). Not so in
     a generation, where decode may want the cache split so.
 
-    Raises where no slice of the chip has so many chips, or the cache is longer than the model's positions.
+    Raises where no slice of the chip has so many chips, or the model has a table of fewer positions.
     """
     model, both = sweep.model.model, len(sweep.attention) > 1
-    if (needed := positions_of(sweep.prompt, sweep.generated)) > model.longest:
-        raise fault(
-            "too-long",
-            f"{sweep.prompt} tokens in and {sweep.generated} out take {needed} positions, and {sweep.model.name} has"
-            f" {model.longest}",
-            NOWHERE,
-            f"give --prompt-len and --gen-len that make {model.longest + 1} or less: the last token out takes none",
-        )
+    check_generation(model, sweep.prompt, sweep.generated)
     found: list[Configuration] = []
     for mesh in meshes(sweep):
         for batch in sweep.batches:

@@ -130,8 +130,8 @@ def as_text(sweep: Sweep, points: dict[str, list[Point]], best: dict[str, list[P
             lines += ["", *plot_text(some, best[phase]), "", *_frontier_table(best[phase][:_BEST_SHOWN])]
         if len(best[phase]) > _BEST_SHOWN:
             lines.append(f"and {len(best[phase]) - _BEST_SHOWN} more; -o OUT.csv has them all")
-    error = error_in_words(sweep.chip, sweep.priced_by)
-    return "\n".join([*lines, "", error] if error else lines)
+    remarks = filter(None, (sweep.beyond, error_in_words(sweep.chip, sweep.priced_by)))
+    return "\n".join([*lines, *(line for remark in remarks for line in ("", remark))])
 
 
 def _frontier_table(best: list[Point]) -> list[str]:

@@ -22,7 +22,6 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.program import Program
 from shardwright.ir.settings import require_count, require_limit, require_word
 from shardwright.ir.text.table import bytes_text, counted
-from shardwright.models.description import positions_of
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.choosing import search
 from shardwright.passes.compiling.found import SearchResult, TooLargeError
@@ -35,7 +34,7 @@ from shardwright.planning.serving import (
     serving_program,
 )
 from shardwright.prediction.fitting import n_chips_of, weight_bytes
-from shardwright.prediction.models import longest_context, model_of, torus_mesh
+from shardwright.prediction.models import check_generation, model_of, torus_mesh
 from shardwright.prediction.programs import Weights
 from shardwright.searching.rewriting import WITHOUT_LAYOUTS
 
@@ -75,10 +74,7 @@ def plan(
     require_word("experts", experts, get_args(ExpertsForm))
     with located(Source(model, "")):
         found = model_of(model)
-        longest = longest_context(found.model)
-        if longest is not None and (needed := positions_of(prompt, output)) > longest:
-            asked = f"a prompt of {prompt} and {counted(output, 'new token')} take {needed} positions"
-            raise fault("too-long", f"{asked}, and {found.name} has {longest}", NOWHERE, "ask for fewer of either")
+        check_generation(found.model, prompt, output)
     chip = load_chip(chip) if isinstance(chip, str) else chip
     demand = ServingDemand(found, chip, chips, prompt, output, ttft, tpot, weights, batch, experts, expert_capacity)
     with located(Source("--chips", "")):

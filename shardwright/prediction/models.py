@@ -9,10 +9,11 @@ from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.networks import Torus
 from shardwright.ir.diagnostics import NOWHERE, Source, fault, located, nearest
 from shardwright.ir.mesh import Mesh
+from shardwright.ir.text.table import counted
 from shardwright.models.architectures import describe
 from shardwright.models.built_in import BuiltIn, built_in, built_in_names
 from shardwright.models.config import read_config
-from shardwright.models.description import LearnedPositions, Model
+from shardwright.models.description import LearnedPositions, Model, positions_of
 from shardwright.models.layouts import OPEN, PRESETS
 from shardwright.models.weights import model_weights
 
@@ -61,6 +62,20 @@ def check_positions(model: Model, positions: int) -> None:
     if longest is not None and positions > longest:
         found = f"{positions} positions, and {model.architecture} has {longest}"
         raise fault("too-long", found, NOWHERE, f"give --context {longest} or less")
+
+
+def check_generation(model: Model, prompt: int, new: int) -> None:
+    """Raises where a model whose positions are of a table has not as many as a prompt and its new tokens take."""
+    longest, needed = longest_context(model), positions_of(prompt, new)
+    if longest is not None and needed > longest:
+        asked = f"a prompt of {prompt} and {counted(new, 'new token')} take {needed} positions"
+        raise fault("too-long", f"{asked}, and {model.architecture} has {longest}", NOWHERE, "ask for fewer of either")
+
+
+def remark_on_positions(model: Model, positions: int) -> str:
+    """The sentence that prices of so many positions come with where the model's config has fewer; nothing elsewhere."""
+    words = beyond_positions(model, positions)
+    return f"{positions} positions, {words}" if words else ""
 
 
 def beyond_positions(model: Model, positions: int) -> str:

@@ -18,8 +18,9 @@ from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import DType
-from shardwright.models.description import Model, positions_of
+from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest, model_text
+from shardwright.prediction.models import check_generation
 
 _BETWEEN = 1.5
 """Ratio of the bounds on the time of a block along a frontier."""
@@ -37,17 +38,9 @@ def model_sizes(
 ) -> Sizes:
     """The sizes of a model's program in `dtype`, read from its types, on a mesh those of one chip.
 
-    Raises where prompt and generation together are longer than the model's positions, of which the last token needs
-    none.
+    Raises where the model has a table of fewer positions than prompt and generation take together.
     """
-    if (needed := positions_of(prompt, generated)) > model.longest:
-        raise fault(
-            "too-long",
-            f"{prompt} tokens and {generated} more need {needed} positions, and {model.architecture} has"
-            f" {model.longest_key}={model.longest}",
-            NOWHERE,
-            "give a smaller --prompt-len or --gen-len",
-        )
+    check_generation(model, prompt, generated)
     return _sizes_in(model, prompt, generated, dtype, mesh, layout, AS_THEY_ARE)
 
 

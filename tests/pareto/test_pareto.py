@@ -372,8 +372,8 @@ def test_what_is_said_of_bad_input(shardwright: Callable) -> None:
         "note: the nearest sizes are 8 and 16\n"
     )
     assert "note: the nearest size is 8\n" in shardwright("pareto", "opt-125m", "--chip", "t4", "--chips", "32").err
-    assert run(shardwright, "--prompt-len", "9000").err.startswith(
-        "palm-8b: error: 9000 tokens in and 64 out take 9063 positions, and palm-8b has "
+    assert shardwright("pareto", "opt-125m", "--chip", "t4", "--prompt-len", "2000").err.startswith(
+        "opt-125m: error: a prompt of 2000 and 64 new tokens take 2063 positions, and opt-125m has 2048 [too-long]\n"
     )
     for option, text, wanted in [
         ("--chips", "9..4", "'9..4' is not a range of whole numbers from 1 up, as in 8..256"),

@@ -1,4 +1,5 @@
-"""Texts that fill a model: the last new token is not read, so that it needs no position, whichever command counts."""
+"""Texts that fill a model: the last new token is not read, so that it needs no position, and no step of decode,
+whichever command counts."""
 
 from __future__ import annotations
 
@@ -46,3 +47,16 @@ def test_texts_may_fill_a_model_and_no_more(
     beyond = asked(10)
     assert beyond.status == 1
     assert f"{LONGEST + 1} positions, and opt" in beyond.err
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_what_makes_no_text_prices_more_positions_than_a_model_was_made_for(
+    command: str, shardwright: Callable[..., SimpleNamespace]
+) -> None:
+    """`pareto` and `offload` refused what `plan`, `cost` and `fit` price, with a remark."""
+    prompt, output, *options = ASKED[command]
+    longest = built_in("llama-7b").model.longest
+    found = shardwright(command, "llama-7b", prompt, longest, output, 2, *options)
+    assert (found.status, found.err) == (0, "")
+    assert f"{longest + 1}" in found.out
+    assert f"more than the model's {longest}: it was not made for them\n" in found.out
