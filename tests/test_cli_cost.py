@@ -150,12 +150,12 @@ func decode[L=1](a: B_xLE) -> B_xLT {
     assert [func["func"] for func in made["functions"]] == ["prefill", "decode"]
     phases = made["generation"]
     assert phases["time_s"] == phases["prefill_s"] + phases["decode_s"]
-    # The program's own cache is 64 long, the generation's 9 to 24.
-    assert phases["decode_s"] < 16 * made["functions"][1]["time_s"]
-    assert shardwright("cost", file, "--chip", "tpu-v4", "--generate", "56").err == ""
-    beyond = shardwright("cost", file, "--chip", "tpu-v4", "--generate", "57")
+    # The program's own cache is 64 long, the generation's 9 to 23.
+    assert phases["decode_s"] < 15 * made["functions"][1]["time_s"]
+    assert shardwright("cost", file, "--chip", "tpu-v4", "--generate", "57").err == ""
+    beyond = shardwright("cost", file, "--chip", "tpu-v4", "--generate", "58")
     assert (beyond.status, beyond.err) == (
-        0, f"{file}: note: 57 tokens are priced up to T=65, and the program's cache has T=64\n"
+        0, f"{file}: note: 58 tokens are priced up to T=65, and the program's cache has T=64\n"
     )  # fmt: skip
 
 

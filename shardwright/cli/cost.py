@@ -46,7 +46,10 @@ def add_parser(subparsers: Subparsers) -> None:
     add_choice(parser, chip=False)
     parser.add_argument("--func", metavar="NAME", help="this function alone")
     parser.add_argument(
-        "--generate", metavar="N", type=positive, help="also N tokens: one prefill, then decode as the cache grows"
+        "--generate",
+        metavar="N",
+        type=positive,
+        help="also N tokens: one prefill, then N - 1 steps of decode as the cache grows",
     )
     parser.add_argument(
         "--passes",
@@ -147,10 +150,10 @@ def _of_model(args: argparse.Namespace) -> tuple[Cost, tuple[str, ...], str]:
         check_preset,
         model_of,
         preset_of,
+        remark_on_positions,
         torus_mesh,
     )
     from shardwright.prediction.phases import phase_cost
-        remark_on_positions,
     from shardwright.prediction.programs import Deployment, fitted_layout
 
     chip, constants = chip_and_constants(args)
@@ -341,7 +344,9 @@ def _kernel_json(kernel: KernelCost) -> dict[str, Any]:
 
 def _generation_text(generated: GenerationCost, tokens: int) -> str:
     from shardwright.cost.movements.movement import duration_text
+    from shardwright.ir.text.table import counted
 
     prefill, decode = duration_text(generated.prefill.time_s), duration_text(generated.decode_s)
-    step, together = duration_text(generated.decode_s / tokens), duration_text(generated.time_s)
-    return f"generation of {tokens} tokens: prefill {prefill}, decode {decode} ({step} a step), together {together}"
+    step, together = duration_text(generated.step_s), duration_text(generated.time_s)
+    asked = counted(tokens, "token")
+    return f"generation of {asked}: prefill {prefill}, decode {decode} ({step} a step), together {together}"

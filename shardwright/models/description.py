@@ -11,9 +11,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 
+def decode_steps(new: int) -> int:
+    """The steps of decode that so many new tokens take, of which the first comes out of prefill."""
+    return max(0, new - 1)
+
+
 def positions_of(prompt: int, new: int) -> int:
     """The positions that a prompt and so many new tokens take, of which the last is not read and needs none."""
-    return prompt + max(0, new - 1)
+    return prompt + decode_steps(new)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.cost.programs.program_cost import mfu
+from shardwright.models.description import decode_steps, positions_of
 from shardwright.pareto.configurations import Configuration, Sweep, stores_alike
 from shardwright.pareto.pricing import Point, identity
 from shardwright.prediction.models import active_parameters
@@ -18,8 +19,9 @@ def generations(sweep: Sweep, priced: Sequence[tuple[Configuration, Point]]) -> 
     """For each point of decode the generation that it belongs to, with the fastest prefill that fits beside it.
 
     Prefill reads the weights as decode stores them, and fills the cache that decode reads. Its latency and that of all
-    the steps of decode add up; a step is priced with the cache as full as in the middle. Tokens are those put out;
-    MFU counts those put in as well. What has no prefill beside it has no price.
+    the steps of decode add up, one for each token but the first, which comes out of prefill; a step is priced with the
+    cache as full as in the middle. Tokens are those put out; MFU counts all that are read. What has no prefill beside
+    it has no price.
     """
     prefills: dict[tuple[object, ...], list[Point]] = {}
     for _, point in priced:
@@ -45,8 +47,8 @@ def _generation(sweep: Sweep, one: Configuration, decode: Point, prefills: Seque
     if prefill is None:
         trouble = "no layout of prefill in the sweep stores the weights as decode does"
         return replace(identity(one), phase="generation", trouble=trouble)
-    time_s = prefill.latency_s + sweep.generated * decode.latency_s
-    tokens = decode.batch * (sweep.prompt + sweep.generated)
+    time_s = prefill.latency_s + decode_steps(sweep.generated) * decode.latency_s
+    tokens = decode.batch * positions_of(sweep.prompt, sweep.generated)
     return replace(
         decode,
         phase="generation",

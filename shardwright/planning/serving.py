@@ -19,6 +19,7 @@ from shardwright.ir.program import Program
 from shardwright.ir.types import DType, TensorType
 from shardwright.ir.walk import lets
 from shardwright.models.built_in import BuiltIn
+from shardwright.models.description import decode_steps
 from shardwright.models.forward import PHASES, ProgramRequest, model_text
 from shardwright.models.token_groups import ExpertsForm
 from shardwright.passes.compiling.found import SearchResult
@@ -171,9 +172,9 @@ def _network(topology: Topology, axes: Sequence[str]) -> str:
 
 def calls_of_a_round(batch: int, prompts: int, output: int) -> dict[str, float]:
     """How often each function is called until every row of decode is filled once and has given all its tokens, of
-    which the first comes from prefill; decode at least once."""
-    fills = batch / prompts
-    return {"prefill": fills, "adopted_logits": fills, "adopt": float(batch), "decode": max(1.0, output - 1.0)}
+    which the first comes from prefill; decode at least once, so that it is searched for."""
+    fills, steps = batch / prompts, max(1.0, decode_steps(output))
+    return {"prefill": fills, "adopted_logits": fills, "adopt": float(batch), "decode": steps}
 
 
 def serving_program(

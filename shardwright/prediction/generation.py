@@ -1,4 +1,5 @@
-"""A generation by a program with `prefill` and `decode`: one prefill, then a step for each token as the cache grows."""
+"""A generation by a program with `prefill` and `decode`: one prefill, which gives the first token, then a step for
+each further one as the cache grows."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from shardwright.ir.ops import Update
 from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.program import Func, Let, Program
 from shardwright.ir.walk import sites
+from shardwright.models.description import decode_steps, positions_of
 from shardwright.prediction.phases import step_contexts
 
 
@@ -25,6 +27,11 @@ class GenerationCost:
     @property
     def decode_s(self) -> float:
         return sum(count * step.time_s for count, step in self.steps)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step on average, 0 where there is none."""
+        return self.decode_s / (sum(count for count, _ in self.steps) or 1)
 
     @property
     def time_s(self) -> float:
@@ -52,7 +59,7 @@ def generation_cost(program: Program, price: Callable[[Program, Func], Cost], to
         raise fault("no-phases", "decode updates no cache, so nothing grows from token to token", NOWHERE)
     before = program.sizes(prefill).get("L", 1)
     steps: list[tuple[float, Cost]] = []
-    for count, context in step_contexts(before, tokens):
+    for count, context in step_contexts(before, decode_steps(tokens)):
         sized = resized(program, growing(context))
         steps.append((count, price(sized, sized.func("decode"))))
     sized = resized(program, growing(before))
@@ -64,7 +71,7 @@ def beyond_cache(program: Program, tokens: int) -> dict[str, int]:
     decode = program.func("decode")
     growing = _growing(program, decode)
     before = program.sizes(program.func("prefill")).get("L", 1)
-    sizes = {} if growing is None else growing(before + tokens)
+    sizes = {} if growing is None else growing(positions_of(before, tokens))
     return {dim: size for dim, size in sizes.items() if size > program.sizes(decode)[dim]}
 
 

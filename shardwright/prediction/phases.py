@@ -26,7 +26,8 @@ _MICRO_BATCH_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Workload:
-    """The work that is asked of a model: `batch` sequences, `prompt` tokens of each in, `generated` tokens of each out.
+    """The work that is asked of a model: `batch` sequences, `prompt` tokens of each in, `generated` steps of
+    decode: published latencies count one for each token out, also for the first, which comes out of prefill.
 
     `context` are the positions in the cache before decode, those of the prompt where None.
     """
@@ -58,10 +59,10 @@ def phase_cost(
     return min(costs, key=lambda cost: (cost.memory.peak > chip.memory_bytes, cost.time_s))
 
 
-def step_contexts(before: int, generated: int) -> list[tuple[float, int]]:
-    """Positions in the cache that stand for the steps of decode, and how many steps each stands for."""
-    points = min(_POINTS, generated)
-    share = generated / points
+def step_contexts(before: int, steps: int) -> list[tuple[float, int]]:
+    """Positions in the cache that stand for so many steps of decode, and how many steps each stands for."""
+    points = min(_POINTS, steps)
+    share = steps / max(1, points)
     return [(share, before + max(1, round(share * (i + 0.5) + 0.5))) for i in range(points)]
 
 

@@ -3,6 +3,7 @@ whichever command counts."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from shardwright.models.built_in import built_in
 from shardwright.models.description import positions_of
+from shardwright.planning.serving import calls_of_a_round
 
 LONGEST = built_in("opt-125m").model.longest
 
@@ -47,6 +49,29 @@ def test_texts_may_fill_a_model_and_no_more(
     beyond = asked(10)
     assert beyond.status == 1
     assert f"{LONGEST + 1} positions, and opt" in beyond.err
+
+
+def test_every_command_counts_a_step_less_than_tokens(
+    shardwright: Callable[..., SimpleNamespace], tmp_path: Path
+) -> None:
+    """The first token comes out of prefill. `pareto` and `cost` counted a step for it, too."""
+    file = tmp_path / "chosen.shard"
+    of_pareto = (*ASKED["pareto"][2:], "--program", file, "--prompt-len", "64", "--json")
+
+    def priced(new: int) -> tuple[float, float]:
+        swept = json.loads(shardwright("pareto", "opt-125m", *of_pareto, "--gen-len", new).out)
+        cost = json.loads(shardwright("cost", file, "--chip", "h100", "--generate", new, "--json").out)
+        assert calls_of_a_round(4, 1, new)["decode"] == max(1, new - 1)  # of `plan`, which searches for a step anyway
+        return swept["chosen"]["latency_s"], cost["generation"]["decode_s"]
+
+    def parts(phase: str) -> float:
+        asked = [*of_pareto, "--phase", phase]
+        return json.loads(shardwright("pareto", "opt-125m", *asked).out)["frontier"][phase][0]["latency_s"]
+
+    (alone, none), (_, one), (together, some) = priced(1), priced(2), priced(64)
+    assert (alone, none) == (parts("prefill"), 0.0)
+    assert together == pytest.approx(alone + 63 * parts("decode"))
+    assert some == pytest.approx(63 * one, rel=0.02)  # the cache is longer in the middle
 
 
 @pytest.mark.parametrize("command", ASKED)
