@@ -134,7 +134,7 @@ def execute(args: argparse.Namespace) -> int:
         if beyond:
             print(f"\n{beyond}")
         if generated is not None:
-            print(f"\n{_generation_text(generated, args.generate)}")
+            print(f"\n{generated.text(args.generate)}")
     return 0
 
 
@@ -266,11 +266,7 @@ def _as_json(
     if len(costs) > 1:
         made = {**made, "functions": each}
     if generated is not None:
-        made["generation"] = {
-            "prefill_s": generated.prefill.time_s,
-            "decode_s": generated.decode_s,
-            "time_s": generated.time_s,
-        }
+        made["generation"] = generated.as_json()
     return made
 
 
@@ -340,13 +336,3 @@ def _kernel_json(kernel: KernelCost) -> dict[str, Any]:
         "bound": times.bound,
         "line": work.statement.span.line,
     }
-
-
-def _generation_text(generated: GenerationCost, tokens: int) -> str:
-    from shardwright.cost.movements.movement import duration_text
-    from shardwright.ir.text.table import counted
-
-    prefill, decode = duration_text(generated.prefill.time_s), duration_text(generated.decode_s)
-    step, together = duration_text(generated.step_s), duration_text(generated.time_s)
-    asked = counted(tokens, "token")
-    return f"generation of {asked}: prefill {prefill}, decode {decode} ({step} a step), together {together}"

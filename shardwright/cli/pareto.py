@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardwright.cli.options import Subparsers
     from shardwright.pareto.configurations import Sweep
     from shardwright.pareto.pricing import Point
+    from shardwright.pareto.program import ChosenProgram
 
 _RANGE = re.compile(r"([0-9]{1,9})\.\.([0-9]{1,9})")
 _LAYOUTS = ("megatron", "ws1d", "ws2d", "wg-x", "wg-xy", "wg-xyz")
@@ -126,29 +127,31 @@ def _swept(args: argparse.Namespace, sweep: Sweep) -> int:
     best = {phase: frontier(some) for phase, some in points.items()}
     if not any(best.values()):
         cheapest([point for some in points.values() for point in some])
-    chosen = text = None
+    chosen = program = None
     if args.latency_bound is not None or args.program:
         from shardwright.pareto.program import chosen_program
 
         chosen = cheapest(points[next(iter(points))], args.latency_bound)
-        text = chosen_program(sweep, chosen, swept.priced)
+        program = chosen_program(sweep, chosen, swept.priced)
     if args.output:
         _write(args.output, sweep.title, points, best)
-    if args.program and text is not None:
+    if args.program and program is not None:
         from shardwright.cli.output import write_output
 
-        write_output(args.program, text)
+        write_output(args.program, program.text)
     if args.json:
         from shardwright.cli.output import print_json
 
-        print_json(_as_json(sweep, swept.known, points, best, chosen, text))
+        print_json(_as_json(sweep, swept.known, points, best, chosen, program))
     else:
         from shardwright.pareto.table import as_text
 
         print(as_text(sweep, points, best))
-        if chosen is not None and text is not None:
+        if chosen is not None and program is not None:
             print(f"\n{_choice_text(chosen, args.latency_bound)}")
-            print(f"\nwritten to {args.program}" if args.program else f"\n{text}", end="\n" if args.program else "")
+            print(_program_text(program, sweep.generated))
+            file = args.program
+            print(f"\nwritten to {file}" if file else f"\n{program.text}", end="\n" if file else "")
     return 0
 
 
@@ -212,9 +215,13 @@ def _choice_text(chosen: Point, bound: float | None) -> str:
     )
 
 
+def _program_text(program: ChosenProgram, tokens: int) -> str:
+    return f"the program, after the passes that it names: {program.cost.text(tokens)}"
+
+
 def _as_json(
     sweep: Sweep, known: int, points: dict[str, list[Point]], best: dict[str, list[Point]], chosen: Point | None,
-    text: str | None,
+    program: ChosenProgram | None,
 ) -> dict[str, Any]:  # fmt: skip
     from shardwright.cost.hardware.expected_errors import expected_error
     from shardwright.pareto.table import row_of
@@ -234,8 +241,9 @@ def _as_json(
     }
     if sweep.beyond:
         made["beyond"] = sweep.beyond
-    if chosen is not None:
-        made |= {"chosen": row_of(chosen, best[chosen.phase]), "program": text}
+    if chosen is not None and program is not None:
+        made |= {"chosen": row_of(chosen, best[chosen.phase]), "program": program.text}
+        made["generation"] = program.cost.as_json()
     return made
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shardwright.cost.movements.movement import duration_text
 from shardwright.cost.programs.program_cost import Cost
 from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.ops import Update
 from shardwright.ir.ops.indexing import page_of_row
 from shardwright.ir.program import Func, Let, Program
+from shardwright.ir.text.table import counted
 from shardwright.ir.walk import sites
 from shardwright.models.description import decode_steps, positions_of
 from shardwright.prediction.phases import step_contexts
@@ -36,6 +38,16 @@ class GenerationCost:
     @property
     def time_s(self) -> float:
         return self.prefill.time_s + self.decode_s
+
+    def text(self, tokens: int) -> str:
+        """The cost in words, of so many tokens."""
+        prefill, decode = duration_text(self.prefill.time_s), duration_text(self.decode_s)
+        step, together = duration_text(self.step_s), duration_text(self.time_s)
+        asked = counted(tokens, "token")
+        return f"generation of {asked}: prefill {prefill}, decode {decode} ({step} a step), together {together}"
+
+    def as_json(self) -> dict[str, float]:
+        return {"prefill_s": self.prefill.time_s, "decode_s": self.decode_s, "time_s": self.time_s}
 
 
 def generation_cost(program: Program, price: Callable[[Program, Func], Cost], tokens: int) -> GenerationCost:

@@ -293,7 +293,7 @@ def test_the_program_of_a_generation_takes_as_long_as_its_point_says(tmp_path: P
     sweep = replace(GENERATION, layouts=("ws2d", "wg-xy"), attention=("head",))
     priced = sweep_points(sweep, store=PointStore(tmp_path / "points.jsonl")).priced
     best = cheapest(generations(sweep, priced))
-    text = chosen_program(sweep, best, priced)
+    text = chosen_program(sweep, best, priced).text
     assert f"# Chosen for tpu-v4: {described(best)}." in text
     passes = (*parse_pipeline("fuse-parallel-block"), *explicit_passes(Place(objective="bytes")))
     made = run_passes(load(Source("<chosen>", text)), passes)
@@ -310,7 +310,7 @@ def test_a_program_takes_no_longer_than_its_point_says_after_the_passes_that_it_
     )
     priced = sweep_points(sweep, store=PointStore(tmp_path / "points.jsonl")).priced
     [(_, chosen)] = priced
-    text = chosen_program(sweep, chosen, priced)
+    text = chosen_program(sweep, chosen, priced).text
     [named] = re.findall(r"opt FILE --passes (\S+)", text)
     passes = (*parse_pipeline(named), *explicit_passes(Place(chip=TPU.name)))
     made = run_passes(load(Source("<chosen>", text)), passes)
@@ -364,6 +364,33 @@ def test_the_command_writes_a_program_that_check_takes(
     assert made["program"] == Path(file).read_text()
     assert len(table.read_text().splitlines()) == 2
     assert shardwright("check", file).status == 0
+
+
+def test_the_price_of_a_written_program_is_that_of_cost(shardwright: Callable, tmp_path: Path) -> None:
+    """A point is priced after passes that the file only names: `cost` of the file said something else."""
+    file, packed = tmp_path / "chosen.shard", tmp_path / "packed.shard"
+    asked = ("opt-125m", "--chip", "h100", "--chips", 2, "--batch", 4, "--weights", "bf16", "--phase", "generation")
+    written = ("--prompt-len", 64, "--gen-len", 16, "--latency-bound", 1, "--program", file)
+    made = json.loads(shardwright("pareto", *asked, *written, "--json").out)
+    assert shardwright("opt", file, "--passes", "fuse-parallel-block", "-o", packed).status == 0
+    said = json.loads(shardwright("cost", packed, "--chip", "h100", "--generate", 16, "--json").out)
+    assert made["generation"] == said["generation"]
+    assert made["generation"]["time_s"] <= 1.01 * made["chosen"]["latency_s"]
+    told = shardwright("cost", packed, "--chip", "h100", "--generate", 16).out.splitlines()[-1]
+    assert f"the program, after the passes that it names: {told}" in shardwright("pareto", *asked, *written).out
+
+
+def test_the_program_of_a_looped_point_is_priced_with_its_loops(tmp_path: Path) -> None:
+    sweep = replace(GENERATION, layouts=("ws2d",), attention=("head",), looped=True, batches=(64,))
+    priced = sweep_points(sweep, store=PointStore(tmp_path / "points.jsonl")).priced
+    points = {point.looped: point for point in generations(sweep, priced)}
+    made = {looped: chosen_program(sweep, point, priced) for looped, point in points.items()}
+    assert "# Collectives are loops: opt --passes loop-collectives, after all others.\n" in made[True].text
+    assert "loops" not in made[False].text
+    assert made[True].cost.time_s == pytest.approx(points[True].latency_s, rel=0.03)
+    assert (
+        made[False].cost.time_s <= 1.01 * points[False].latency_s < 0.8 * points[True].latency_s
+    )  # too small for loops
 
 
 def test_what_is_said_of_bad_input(shardwright: Callable) -> None:
