@@ -252,6 +252,15 @@ def test_a_chip_by_name(made: ServingPlan, model: str) -> None:
 
 
 @pytest.mark.usefixtures("first_choices")
+@pytest.mark.usefixtures("first_choices")
+def test_one_new_token_takes_no_step_of_decode(model: str) -> None:
+    """It comes out of prefill; a step was counted, as for two."""
+    best = plan(model, small(), 2, 256, 1, batch=64, seconds=2).best
+    fills = 64 / best.prompts
+    of_a_fill = sum(best.costs[func].time_s for func in ("prefill", "adopted_logits"))
+    assert best.round_s == pytest.approx(fills * of_a_fill + 64 * best.costs["adopt"].time_s)
+
+
 def test_prompts_need_not_divide_the_sequences_that_are_given(model: str) -> None:
     """A prefill of 250 sequences had one prompt or two."""
     given = plan(model, small(), 2, 64, 16, batch=250, seconds=3).best

@@ -286,7 +286,8 @@ class _Planner:
         """The best found for so many rows, on this mesh or else on the first one."""
         demand = self.demand
         program = serving_program(demand, mesh, batch, prompts)
-        calls = calls_of_a_round(batch, prompts, demand.output)
+        round_calls = calls_of_a_round(batch, prompts, demand.output)
+        calls = {func: max(1.0, count) for func, count in round_calls.items()}  # a step is looked for, taken or not
         counted, bound = calls, math.inf
         while True:
             if mesh == self.meshes[0]:

@@ -172,9 +172,14 @@ def _network(topology: Topology, axes: Sequence[str]) -> str:
 
 def calls_of_a_round(batch: int, prompts: int, output: int) -> dict[str, float]:
     """How often each function is called until every row of decode is filled once and has given all its tokens, of
-    which the first comes from prefill; decode at least once, so that it is searched for."""
-    fills, steps = batch / prompts, max(1.0, decode_steps(output))
-    return {"prefill": fills, "adopted_logits": fills, "adopt": float(batch), "decode": steps}
+    which the first comes from prefill."""
+    fills = batch / prompts
+    return {
+        "prefill": fills,
+        "adopted_logits": fills,
+        "adopt": float(batch),
+        "decode": float(decode_steps(output)),
+    }
 
 
 def serving_program(
