@@ -214,6 +214,7 @@ def test_fit(shardwright: Callable) -> None:
         ("5 MB", (), ["too much: weights", "take another layout, or chips with more memory"]),
         ("2 GB", ("--batch", "2", "--context", "1000000000"), ["cache", "take a smaller batch or a shorter context"]),
         ("2 GB", ("--context", "1000000000"), ["cache", "take a shorter context"]),
+        ("2 GB", ("--batch", "256", "--context", "2000"), ["cache", "--attention batch", "take a smaller batch"]),
     ],
 )
 def test_what_lifts_a_model_that_fits_nowhere(

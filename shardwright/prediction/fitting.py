@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from shardwright.cost.hardware.chips import Chip
@@ -113,7 +113,7 @@ def fitting(
         chip.rate(weights)  # what weights are multiplied with is in 8 bits, too
     most = longest_context(model.model)
     bounded = weight_bytes(model.model, weights)
-    priced: list[tuple[MemoryUse, Mesh]] = []
+    priced: list[tuple[MemoryUse, Deployment]] = []
     trouble = None
     for n in [n_chips] if n_chips is not None else n_chips_of(chip):
         if n_chips is None and n * chip.memory_bytes < bounded:
@@ -130,7 +130,7 @@ def fitting(
                 raise
             trouble = trouble or error  # the sizes do not divide over so many
             continue
-        priced.append((memory, mesh))
+        priced.append((memory, deployment))
         if n_chips is None and memory.peak > chip.memory_bytes:
             continue
 
@@ -151,13 +151,14 @@ def fitting(
         "does-not-fit",
         f"{model.name} does not fit on any number of {chip.name} that its sizes divide over",
         NOWHERE,
-        *_lifts(model, chip, weights, batch, priced),
+        *_lifts(model, chip, weights, batch, context, priced),
     )
 
 
 def _lifts(
-    model: BuiltIn, chip: Chip, weights: Weights, batch: int, priced: Sequence[tuple[MemoryUse, Mesh]]
-) -> Iterator[str]:
+    model: BuiltIn, chip: Chip, weights: Weights, batch: int, context: int,
+    priced: Sequence[tuple[MemoryUse, Deployment]],
+) -> Iterator[str]:  # fmt: skip
     """The parts of the memory where least is lacking, and ways to make it fit."""
     room = chip.memory_bytes
     if not priced:
@@ -166,7 +167,8 @@ def _lifts(
         if weights == "bf16" and weight_bytes(model.model, "int8") < most * room:
             yield "take int8 weights"
         return
-    memory, mesh = min(priced, key=lambda each: each[0].peak)
+    memory, nearest = min(priced, key=lambda each: each[0].peak)
+    mesh = nearest.mesh
     yield (
         f"the nearest is {mesh.n_chips} chips ({mesh}), {bytes_text(memory.peak - room)} too much: weights"
         f" {bytes_text(memory.weights)}, cache {bytes_text(memory.state)}, values {bytes_text(memory.activations)}"
@@ -175,6 +177,10 @@ def _lifts(
     if memory.weights > room:
         yield f"take {lighter}another layout, or chips with more memory"
     else:
+        if nearest.attention != "batch":
+            over_batch = replace(nearest, attention="batch")
+            if decode_memory(over_batch, batch, context).peak <= room:
+                yield "with attention over the batch it fits there: --attention batch"
         yield f"take {lighter}{'a smaller batch or ' if batch > 1 else ''}a shorter context"
 
 
