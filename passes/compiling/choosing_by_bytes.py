@@ -41,8 +41,9 @@ def choose_by_bytes(program: Program, options: PlacementOptions, seconds: float,
     """The layouts of a program after `decompose` with the fewest bytes, by HiGHS alone where it is wanted."""
     end = time.monotonic() + seconds
 
-    def chosen(each: Program, _: Chosen | None) -> Chosen:
-        return _choose(each, options, end, alone=alone, edges=edges)
+    def chosen(each: Program, best: Chosen | None) -> Chosen:
+        most = math.inf if best is None else best.proof.bytes_received
+        return _choose(each, options, end, most, alone=alone, edges=edges)
 
     def reached(found: Chosen) -> tuple[Program, float, float]:
         return found.placed, found.proof.bytes_received, found.proof.bound_bytes
@@ -51,8 +52,8 @@ def choose_by_bytes(program: Program, options: PlacementOptions, seconds: float,
     return replace(best, proof=replace(best.proof, bound_bytes=math.ceil(bound - 1e-6)))
 
 
-def _choose(program: Program, options: PlacementOptions, end: float, *, alone: bool, edges: str) -> Chosen:
-    """The layouts of a program with each operation as it stands."""
+def _choose(program: Program, options: PlacementOptions, end: float, most: float, *, alone: bool, edges: str) -> Chosen:
+    """The layouts of a program with each operation as it stands, where they receive less than `most`."""
     choose = LimitedPlacement(program)
     crowd = CrowdedMoves(program)
 
@@ -61,7 +62,7 @@ def _choose(program: Program, options: PlacementOptions, end: float, *, alone: b
         if alone:
             chosen = _chosen_alone(program, wanted, end, total_of)
         else:
-            placed, placement = place(program, wanted, partial(choose, cutoff=cutoff), total_of)
+            placed, placement = place(program, wanted, partial(choose, cutoff=min(cutoff, most)), total_of)
             chosen = Chosen(placed, placement, choose.proof(placement))
         return replace(chosen, placed=in_cheaper_orders(chosen.placed, orders, total_of))
 

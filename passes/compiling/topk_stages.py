@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import TypeVar
 
 from shardwright.ir.ops import Lookup, Topk
@@ -19,8 +19,9 @@ C = TypeVar("C")
 Blocks = dict[tuple[str, str], Axes]
 """The axes whose blocks give candidates, by a function and the name of the values; none where they are in one."""
 
-_MOST_TRIES = 16
-"""Of so many ways to write all of them each is tried, of more those that are likely to be best."""
+_MOST_TRIES, _SMALL = 16, 50
+"""Of so many ways to write all of them each is tried, in programs of so many operations; else those that are likely to
+be best."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,12 @@ class Staged:
 
         return replace(staged, funcs=tuple(map_sites(staged, func, typed) for func in staged.funcs))
 
-    def most_beyond(self, program: Program, price: Callable[[Program], float]) -> float:
-        """The most that these stages cost beyond others on the same layouts."""
-
-        def beyond(other: Axes) -> float:
-            mine, others = (price(self.alone(program, blocks, other)) for blocks in (self.blocks, other))
-            return self.trips * max(0.0, mine - others)
-
-        return max(map(beyond, self.others), default=0.0)
+    def beyond(self, other: Axes, program: Program, price: Callable[[Program], float]) -> float:
+        """The most that these stages cost beyond others on the same layouts: infinite where they have not all blocks."""
+        if not set(other) <= set(self.blocks):
+            return inf
+        mine, others = (price(self.alone(program, blocks, other)) for blocks in (self.blocks, other))
+        return self.trips * max(0.0, mine - others)
 
 
 def best_over_stages(
@@ -108,14 +107,16 @@ def best_over_stages(
     the stages of `decompose` cost beyond others, by the `price` of such an operation alone, bounds what is not tried.
     """
     best = choose(program, None)
-    staged = staged_in(program)
-    placed, total, bound = reached(best)
-    if not staged:
-        return best, bound
-    covered = all(set(other) <= set(each.blocks) for each in staged for other in each.others)
-    least = bound - sum(each.most_beyond(program, price) for each in staged) if covered else 0.0
-    bounds, ways = [bound], prod(1 + len(each.others) for each in staged)
-    for blocks in _ways(staged, placed, few=ways <= _MOST_TRIES):
+    placed, total, least = reached(best)
+    staged: list[Staged] = []
+    bounds, ways = [least], 1
+    for each in staged_in(program):
+        beyond = {other: each.beyond(other, program, price) for other in each.others}
+        least -= max(beyond.values(), default=0.0)
+        staged.append(replace(each, others=tuple(other for other, cost in beyond.items() if cost)))
+        ways *= 1 + len(staged[-1].others)
+    few = ways <= _MOST_TRIES and sum(1 for _ in lets(program)) <= _SMALL
+    for blocks in _ways(staged, placed, few=few):
         if least >= total * (1 - enough):
             break
         found = choose(with_blocks(program, staged, blocks), best)
@@ -132,9 +133,12 @@ def _ways(staged: Sequence[Staged], placed: Program, *, few: bool) -> Iterator[B
     """First the blocks over which a program's candidates are split, then all in one, then others where they are few."""
     first = tuple(each.blocks for each in staged)
     tight = {each.key: each.split_blocks for each in staged_in(placed, {each.key for each in staged})}
-    near = tuple(by if (by := tight.get(each.key)) in each.others else each.blocks for each in staged)
+    near, one = (
+        tuple(by if (by := wanted.get(each.key, ())) in each.others else each.blocks for each in staged)
+        for wanted in (tight, {})
+    )
     every = product(*((each.blocks, *each.others) for each in staged)) if few else ()
-    for blocks in dict.fromkeys((near, ((),) * len(staged), *every)):
+    for blocks in dict.fromkeys((near, one, *every)):
         if blocks != first:
             yield {each.key: by for each, by in zip(staged, blocks, strict=True)}
 
