@@ -162,13 +162,12 @@ class _FuncEdges:
         """The cost of each choice at the edge, and the axes that split its strided dimensions: [choices, axes]."""
         digits, coding = self.digits(variable), self.problem.coding
         costs, axes = np.zeros(len(digits)), np.zeros(digits.shape, np.bool_)
-        placement = node.type.placement or ON_DEVICE
-        if placement != ON_DEVICE or node.type.in_flight:
+        if node.placement != ON_DEVICE or node.type.in_flight:
             return costs, axes
         begun = tuple((name, self.begun[name]) for name in node.shape.names if name in self.begun)
         wide = np.array([size > 1 for size in self.mesh.values()])
         for at, code in enumerate(node.group.root().codes[self.domains[variable]] if begun else ()):
-            kind = coding.decode(int(code), node.shape, placement)
+            kind = coding.decode(int(code), node.shape, node.placement)
             strided, exchanges = _exchanges(kind, begun, self.mesh, side)
             if strided:
                 costs[at] = min(map(self.price, exchanges), default=0.0)
@@ -185,7 +184,7 @@ class _FuncEdges:
         """Tells whether dimensions that these axes split in the first of two layouts, by their numbers in the group,
         are whole after the first step; or of those that they split in the second, before the `last` one. Of sizes that
         not all chips divide they may be under some order of digits, which only a bound minds."""
-        coding, placement, codes = self.problem.coding, node.type.placement or ON_DEVICE, node.group.root().codes
+        coding, placement, codes = self.problem.coding, node.placement, node.group.root().codes
         source, target = (coding.decode(int(codes[at]), node.shape, placement) for at in (before, after))
         uneven = any(dim.size % self.mesh.n_chips for dim in node.shape.dims)
         if target.partial is not None or (uneven and not self.problem.options.edges_apart):

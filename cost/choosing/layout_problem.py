@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardwright.cost.choosing.layout_codes import Codes, StateNumbering
 from shardwright.ir.digits import Order
 from shardwright.ir.program import Let, Loop, Program
-from shardwright.ir.types import DimSplits, Shape, ValueType
+from shardwright.ir.types import ON_DEVICE, DimSplits, Placement, Shape, ValueType
 from shardwright.ir.walk import Position
 
 if TYPE_CHECKING:
@@ -80,6 +80,15 @@ class ValueNode:
     @cached_property
     def shape(self) -> Shape:
         return self.type.shape
+
+    @property
+    def placement(self) -> Placement:
+        return self.type.placement or ON_DEVICE
+
+    @property
+    def relaid(self) -> bool:
+        """Tells whether a movement is between copies: of a value away from the device, which is fetched and stored."""
+        return self.placement != ON_DEVICE and not self.type.in_flight
 
 
 @dataclass(eq=False)

@@ -42,7 +42,7 @@ from shardwright.cost.choosing.work_limit import OutOfWorkError
 from shardwright.cost.movements.movement import Collective
 from shardwright.cost.resharding.planner import ReshardingPlan
 from shardwright.ir.diagnostics import DiagnosticError, fault
-from shardwright.ir.types import ON_DEVICE, Shape, TensorType
+from shardwright.ir.types import Shape, TensorType
 
 MOVING_ENTRIES = 100
 """What pricing one movement between layouts counts for, in entries of a table of costs that are looked at."""
@@ -90,7 +90,7 @@ class Solver:
         """What each variable can be: numbers of layouts within its group."""
         self.moves: dict[Group, Moves] = {}
         """Movements between the layouts of each group, by its identity."""
-        self.ranked: dict[tuple[Group, float], NDArray[np.float64]] = {}
+        self.ranked: dict[tuple[Group, float, bool], NDArray[np.float64]] = {}
         """What these cost a value of the group that counts so often, ties included."""
         self.at_edges: list[tuple[float, TableFactor]] = []
         """The costs of strided layouts at the edges of functions, each with how often it is paid."""
@@ -432,14 +432,15 @@ class Solver:
 
     def tree_costs(self, node: ValueNode, moves: dict[Group, Moves], quantum: float) -> NDArray[np.float64]:
         group = node.group.root()
-        if (known := self.ranked.get((group, node.weight))) is not None:
+        if (known := self.ranked.get(key := (group, node.weight, node.relaid))) is not None:
             return known
         received, steps, _ = moves[group]
         finite = np.isfinite(received)
         steps = steps + addends_made(self.coding, group.codes, group.shape) / self.problem.step_worth
+        steps = steps + 2.0 * node.relaid * ~np.eye(len(steps), dtype=np.bool_)
         costs = np.where(finite, received, 0.0) * node.weight + steps * (quantum * TIE)
-        self.ranked[group, node.weight] = np.where(finite, costs, FORBIDDEN)
-        return self.ranked[group, node.weight]
+        self.ranked[key] = np.where(finite, costs, FORBIDDEN)
+        return self.ranked[key]
 
     def infeasible(self) -> DiagnosticError:
         return fault(
@@ -458,11 +459,10 @@ class Solver:
 
     def placement(self, solution: GraphSolution, moves: dict[Group, Moves], quantum: float) -> LayoutSolution:
         def kind(code: np.int64, node: ValueNode) -> TensorType:
-            return self.coding.decode(int(code), node.shape, node.type.placement or ON_DEVICE)
+            return self.coding.decode(int(code), node.shape, node.placement)
 
-        kinds: dict[int, TensorType] = {}
-        for variable, node in enumerate(self.problem.variables):
-            kinds[variable] = kind(node.group.root().codes[solution.choice[variable]], node)
+        variables = enumerate(self.problem.variables)
+        kinds = {v: kind(node.group.root().codes[solution.choice[v]], node) for v, node in variables}
         trees: dict[ValueNode, list[tuple[TensorType, TensorType]]] = {}
         received = steps = 0.0
         counted: dict[tuple[TensorType, TensorType], tuple[float, float, float]] = {}

@@ -43,12 +43,12 @@ from shardwright.cost.kernels.demand import vector_s
 from shardwright.cost.kernels.drawn import Draws, PagesRead
 from shardwright.cost.kernels.fusion import KernelTraffic, reads_within
 from shardwright.cost.kernels.work import Side, products_of
-from shardwright.cost.movements.copies import copied_bytes, copy_s
+from shardwright.cost.movements.copies import copies_s, relaid_s
 from shardwright.cost.movements.movement import Collective, collective_kind
 from shardwright.cost.resharding.planner import ReshardingPlan
 from shardwright.ir.ops import AllGather, AsPartial, Movement, Roll, Slice, Start, Wait
 from shardwright.ir.program import Let
-from shardwright.ir.types import ON_DEVICE, Shape, Tier
+from shardwright.ir.types import Shape, Tier
 
 Floats = NDArray[np.float64]
 
@@ -253,6 +253,9 @@ class TimeSolver(Solver):
             # What a product makes is then written, and read where it goes.
             parted = self.parted_s(node, node.group.root().codes)[None, :]
             costs = costs + np.where(costs == 0.0, 0.0, parted) * NANOSECONDS
+        if node.relaid:
+            held = self.whole_bytes(node, node.group.root().codes)
+            costs = costs + relaid_s(held, node.placement, self.topology) * NANOSECONDS
         costs = costs * trips + np.where(finite, steps, 0.0) * _STEP * self.tie
         return np.where(finite, costs, FORBIDDEN)
 
@@ -334,8 +337,7 @@ class TimeSolver(Solver):
 
     def device_bytes(self, node: ValueNode) -> Floats:
         """The bytes that a weight or state value takes on a chip in each layout of its group."""
-        placement = node.type.placement or ON_DEVICE
-        percent = sum(share for tier, share in placement.shares if tier is Tier.DEVICE)
+        percent = sum(share for tier, share in node.placement.shares if tier is Tier.DEVICE)
         return np.round(self.whole_bytes(node, node.group.root().codes) * percent / 100)
 
     def whole_bytes(self, node: ValueNode, codes: Codes) -> Floats:
@@ -469,13 +471,9 @@ class TimeSolver(Solver):
         """Seconds of a copy between memories that the author wrote, or that types ask for."""
         operation, node = statement.operation, entry.nodes[0]
         assert isinstance(operation, Movement)
-        before = node.type.placement or ON_DEVICE
-        after = operation.placed(before)
-        if after == before:
+        if (after := operation.placed(node.placement)) == node.placement:
             return np.zeros(len(entry.codes[0]))
-        sizes, which = np.unique(self.whole_bytes(node, entry.codes[0]), return_inverse=True)
-        times = [copy_s(copied_bytes(int(size), before, after), self.topology) for size in sizes]
-        return np.array(times)[which]
+        return copies_s(self.whole_bytes(node, entry.codes[0]), node.placement, after, self.topology)
 
     def _written_movement(self, entry: StrategyTable, statement: Let) -> Floats:
         """A collective that the author wrote."""

@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardwright.cost.hardware.chips import Chip
 from shardwright.cost.hardware.topology import Topology
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
-from shardwright.ir.types import Placement, Tier
+from shardwright.ir.types import ON_DEVICE, Placement, Tier
 
 HOST_LINK: Final = "[host_link]: to_device_bytes_per_s, from_device_bytes_per_s"
 """The table of a chip's file that says what the link to its host takes."""
@@ -52,6 +55,23 @@ def copy_s(copied: MemoryCopy, topology: Topology) -> float:
         rate = disk.read_bytes_per_s if copied.inward else disk.write_bytes_per_s
         longest = max(longest, copied.disk_bytes * min(n_chips, disk.shared_by) / rate)
     return longest
+
+
+def copies_s(
+    nbytes: NDArray[np.float64], source: Placement, target: Placement, topology: Topology
+) -> NDArray[np.float64]:
+    """Seconds of the copies of so many bytes each on a chip. Raises as `copy_s`."""
+    sizes, which = np.unique(nbytes, return_inverse=True)
+    times = [copy_s(copied_bytes(int(size), source, target), topology) for size in sizes]
+    return np.array(times)[which]
+
+
+def relaid_s(held: NDArray[np.float64], placement: Placement, topology: Topology) -> NDArray[np.float64]:
+    """Seconds of the copies around a movement from each layout (rows) of a value away from the device to each other
+    (columns), where a chip has `held` bytes of it in each: the value is fetched, moved on the device, and stored again.
+    Raises as `copy_s`."""
+    there, back = (copies_s(held, *way, topology) for way in ((placement, ON_DEVICE), (ON_DEVICE, placement)))
+    return np.where(np.eye(len(held), dtype=np.bool_), 0.0, there[:, None] + back[None, :])
 
 
 def no_rate(chip: Chip, what: str, table: str) -> DiagnosticError:

@@ -17,8 +17,10 @@ from shardwright.cost.choosing.program_problems import ProgramProblems
 from shardwright.cost.resharding.planner import plan
 from shardwright.ir.diagnostics import DiagnosticError
 from shardwright.ir.operation import Arg
+from shardwright.ir.ops import Fetch, Store
 from shardwright.ir.program import Func, Let, Program, Scope
 from shardwright.ir.types import OpenType, TensorType
+from shardwright.ir.walk import lets
 from shardwright.passes import pipelines
 from shardwright.passes.compiling.found import TimeProof
 from shardwright.passes.compiling.place import Place
@@ -398,6 +400,32 @@ def test_a_slice_of_an_inner_loop_is_moved_in_it() -> None:
     assert in_simulator(source, 0) <= TOLERANCE
     # A chip has 64 bytes of BE and moves half of them, in each of the 2 * 3 trips.
     assert place_layouts(source).bytes_received == 2 * 3 * 32
+
+
+@pytest.mark.parametrize("objective", ["time", "bytes"])
+def test_what_lies_away_from_the_device_stays_there(objective: str) -> None:
+    """An axis of one chip moves nothing, but what is moved over it would be fetched before and stored after."""
+    source = program(
+        """
+        mesh x=1
+        dim N=2 B=4 E=8 F=16
+        weights { w: f32 NEF_x on host }
+        state { k: f32 NBF_x on disk }
+        func f(c: f32 BE) -> f32 BF_x {
+          y = loop[N](h: f32 BF_x = 0.0) {
+            w_here = fetch(w)
+            new: f32 BF_x = c @ w_here
+            k_here = fetch(k)
+            k_stored = store[disk](k_here + new)
+            set k = k_stored
+            next h + new
+          }
+          return y
+        }
+        """
+    )
+    copies = [let for let, _ in lets(explicit(source, objective=objective)) if isinstance(let.operation, Fetch | Store)]
+    assert [let.result.name for let in copies] == ["w_here", "k_here", "k_stored"]
 
 
 def test_what_no_movement_reaches_is_refused_beyond_the_limit_too() -> None:
