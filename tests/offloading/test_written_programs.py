@@ -91,6 +91,24 @@ def test_a_file_runs_whose_block_is_not_full(
     assert (json.loads(got.out)["prefill_seconds"] is None) is (order == "diagonal")
 
 
+@pytest.mark.parametrize("order", ["zigzag", "diagonal"])
+def test_what_import_writes_runs_in_any_order(
+    order: str, checkpoint: Callable[..., Path], shardwright: Callable[..., Any], tmp_path: Path
+) -> None:
+    """On an axis of one chip, over which layouts are open; with caches on the host."""
+    folder, program, scheduled = checkpoint("llama-grouped"), tmp_path / "w.shard", tmp_path / "s.shard"
+    sizes = ("--cache", 16 + FEW, "--batch", 4, "--length", 16, "--mesh", "x=1", "--layout", "ws2d", "--dtype", "f32")
+    assert shardwright("import", folder, *sizes, "-o", program).status == 0
+    text = program.read_text()
+    for name in ("k", "v"):
+        text = text.replace(f"  {name}: f32 NBTK_xD", f"  {name}: f32 NBTK_xD on host")
+    program.write_text(text)
+    passes = f"offload,schedule-blocks{{batches=2,order={order}}}"
+    assert shardwright("opt", program, "--passes", passes, "-o", scheduled).status == 0
+    wanted = truth(folder, FEW)
+    assert found(folder, wanted, scheduled.read_text()) == tokens(wanted)
+
+
 def test_one_batch_after_another_runs(checkpoint: Callable[..., Path]) -> None:
     """Without a schedule everything is fetched when it is used."""
     folder = checkpoint("opt")

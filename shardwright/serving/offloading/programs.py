@@ -147,12 +147,13 @@ class Programs:
             except DiagnosticError as error:
                 if any(each.code != "ambiguous-type" for each in error.diagnostics):
                     raise
-                return run_passes(program, explicit_passes(Place.of(calls=self._calls)))
+                return run_passes(program, explicit_passes(self._placing(program)))
         return program
 
-    @property
-    def _calls(self) -> dict[str, float]:
-        return {ENTERS: 1.0, STAYS: float(max(1, self.settings.max_new_tokens - 1))}
+    def _placing(self, program: Program) -> Place:
+        """Chooses layouts for a run: the functions of the program that are in it, as often as they are called."""
+        often = {ENTERS: 1.0, BOTH: 1.0, STAYS: float(max(1, self.settings.max_new_tokens - 1))}
+        return Place.of(calls={func.name: often[func.name] for func in program.funcs if func.name in often})
 
     @property
     def fixed(self) -> bool:
@@ -329,7 +330,7 @@ class Programs:
             program = with_hidden(program, ENTERS)
         program = part_of(program, self.place.stage)
         if split:
-            program = resized(self._over_chips(program, Place.of(calls=self._calls)), {"B": batches * rows})
+            program = resized(self._over_chips(program, self._placing(program)), {"B": batches * rows})
         order = "diagonal" if together else "zigzag"
         copies = () if split else (Offload(),)
         return run_passes(program, [*copies, ScheduleBlocks(batches=batches, order=order)])
