@@ -103,7 +103,7 @@ class FactorGraph:
         each = tolerance / max(1, sum(len(part) > 1 for part in parts))
         known = cache(known)
         for part in parts:
-            if all(self.sizes[v] == 1 for f in part for v in self.factors[f].variables):
+            if self._settled(part):
                 alone = sum(self.factors[f].evaluate([0] * len(self.factors[f].variables)) for f in part)
                 cost, bound = cost + alone, bound + alone
                 continue
@@ -166,10 +166,12 @@ class FactorGraph:
         self, upper: float, keep: Sequence[NDArray[np.bool_]], out_of_time: Callable[[], bool] = lambda: False
     ) -> list[Remainder] | None:
         """The part that is left, by component, of the choices in `keep` that may be in a solution whose cost is at most
-        `upper`; None where there is none.
+        `upper`; None where there is none. Components without a choice count as one.
         """
         made: list[Remainder] = []
-        for part in self._components():
+        components = self._components()
+        settled = [f for part in components if self._settled(part) for f in part]
+        for part in filter(None, (settled, *(part for part in components if not self._settled(part)))):
             factors = [self.factors[f] for f in part]
             theta = [[np.zeros(self.sizes[v]) for v in factor.variables] for factor in factors]
             values = [np.arange(size, dtype=np.int64) for size in self.sizes]
@@ -198,6 +200,10 @@ class FactorGraph:
                 break
             before = bound
         return made
+
+    def _settled(self, part: Sequence[int]) -> bool:
+        """Tells whether the variables of these factors have no choice."""
+        return all(self.sizes[v] == 1 for f in part for v in self.factors[f].variables)
 
     def _components(self) -> list[list[int]]:
         """Factors (in order) that variables with a choice connect; what is demanded cuts a program in parts."""

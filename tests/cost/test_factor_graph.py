@@ -201,6 +201,19 @@ def test_what_choices_cost_beside_fixed_ones_equals_enumeration(seed: int) -> No
         assert min(costs[variable][at], FORBIDDEN / 2) == pytest.approx(min(least, FORBIDDEN / 2))
 
 
+def test_what_has_no_choice_is_one_part_of_what_is_left() -> None:
+    """Each part has room for all variables, so that many parts would take the square of that."""
+    graph = FactorGraph()
+    for number in range(20):
+        size = 2 if number == 0 else 1
+        rows = np.arange(size)[:, None]
+        graph.factors.append(TableFactor((graph.variable(size),), rows, np.full(size, 3.0) + rows[:, 0]))
+    keep = [np.ones(size, np.bool_) for size in graph.sizes]
+    left = graph.remainders(60.5, keep)
+    assert left is not None
+    assert [part.bound() for part in left] == [57.0, 3.0]
+
+
 def test_the_same_graph_gives_the_same_choice() -> None:
     assert random_graph(7).minimize(1e-6).choice == random_graph(7).minimize(1e-6).choice
 
