@@ -185,7 +185,7 @@ def _asked(args: argparse.Namespace, world: World | None = None) -> RunRequest:
     from shardwright.ir.diagnostics import NOWHERE, Source, fault, located
     from shardwright.serving.generation.inputs import generation_inputs
     from shardwright.serving.generation.prompts import read_text
-    from shardwright.serving.generation.too_long_prompts import room_of, set_aside, told
+    from shardwright.serving.generation.too_long_prompts import set_aside, told
     from shardwright.serving.offloading.launching import PLAN, check_count, threads_of
     from shardwright.serving.offloading.program_parts import PipelineStage
 
@@ -200,13 +200,19 @@ def _asked(args: argparse.Namespace, world: World | None = None) -> RunRequest:
     inputs = generation_inputs(args.model, lambda: read_text(args.prompts), (), own_stops=not args.ignore_eos)
     model, new = inputs.model, args.max_new_tokens
     settings = settings_of(args, inputs.stop_tokens, new)
-    room = room_of(model.longest)
-    prompts, refused = set_aside(inputs.prompts, lambda prompt: room.check(prompt, new), refuse=args.refuse_too_long)
+    with located(Source("offload", "")):
+        options = _options(args, mesh)
+    rooms = options.rooms(model.longest)
+
+    def check(prompt: Prompt) -> None:
+        for room in rooms:
+            room.check(prompt, new)
+
+    prompts, refused = set_aside(inputs.prompts, check, refuse=args.refuse_too_long)
     if refused and (world is None or (world.writes and PLAN not in os.environ)):
         print(told(refused, len(inputs.prompts)), file=sys.stderr)
     with located(Source("offload", "")):
         PipelineStage(0, stages).layers(model.layers)
-        options = _options(args, mesh)
         options.check_layout()
         if world is None:
             options = options.on_this_machine(tell, threads_of(count) if count > 1 else None)

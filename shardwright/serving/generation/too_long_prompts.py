@@ -13,13 +13,14 @@ from shardwright.serving.generation.prompts import Prompt
 
 @dataclass(frozen=True)
 class Room:
-    """Positions for the tokens of a text, as words say whose they are. The option `larger` gives more, `unit` at a
-    time."""
+    """Positions for the tokens of a text, or `of_prompts` alone, as words say whose they are. The option `larger` gives
+    more, `unit` at a time."""
 
     positions: int
     whose: str
     larger: str = ""
     unit: int = 1
+    of_prompts: bool = False
 
     def check(self, prompt: Prompt, new: int) -> None:
         """Raises where there are too few for the prompt and `new` tokens, the last of which needs none."""
@@ -32,7 +33,7 @@ class Room:
                 f"{has}, and {self.whose} {self.positions} positions",
                 "shorten the prompt" + (f", or give a larger {self.larger}" if self.larger else ""),
             )
-        if new > fits:
+        if new > fits and not self.of_prompts:
             more = f", or {self.larger} {-(-positions_of(length, new) // self.unit)}" if self.larger else ""
             raise prompt.fault(
                 "cache-full",

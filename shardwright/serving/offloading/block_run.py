@@ -11,8 +11,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from shardwright.ir.types import Tier
-from shardwright.serving.offloading.programs import BOTH, ENTERS, STAYS, PromptBlock
+from shardwright.serving.offloading.programs import PromptBlock
 from shardwright.serving.offloading.texts import Texts, TokenSampler, keys_of
+from shardwright.serving.offloading.written_sizes import BOTH, ENTERS, STAYS
 
 if TYPE_CHECKING:
     from torch import Tensor

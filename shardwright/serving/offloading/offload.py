@@ -55,7 +55,6 @@ def offload(
     from shardwright.models.importing import DTYPES
     from shardwright.serving.generation.inputs import generation_inputs
     from shardwright.serving.generation.settings import GenerationSettings
-    from shardwright.serving.generation.too_long_prompts import room_of
     from shardwright.serving.offloading.devices import check_device
     from shardwright.serving.offloading.request import ScheduleName
     from shardwright.serving.offloading.run import OffloadedModel
@@ -74,8 +73,6 @@ def offload(
     inputs = generation_inputs(checkpoint, prompts, stop_tokens or (), own_stops=stop_tokens is None)
     made, stops = inputs.prompts, inputs.stop_tokens
     settings = GenerationSettings(max_new_tokens, temperature, top_k, top_p, seed, stop_tokens=stops, logprobs=logprobs)
-    for prompt in made:
-        room_of(inputs.model.longest).check(prompt, max_new_tokens)
     options = RunOptions(
         checkpoint, max_new_tokens, policy, machine, schedule,
         None if dtype is None else DType(dtype),
@@ -85,6 +82,9 @@ def offload(
         formats=(weights, cache_format),
         attention=attention,
     )  # fmt: skip
+    for room in options.rooms(inputs.model.longest):
+        for prompt in made:
+            room.check(prompt, max_new_tokens)
     give_back_what_is_freed()
 
     def run(request: OffloadRequest) -> list[Completion]:

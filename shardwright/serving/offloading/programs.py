@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +17,13 @@ from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, 
 from shardwright.ir.digits import Order
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.mesh import ONE_CHIP, Mesh
-from shardwright.ir.ops import Update
 from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse
 from shardwright.ir.types import ON_DEVICE, Axes, DType, TensorType, Tier, row_text
 from shardwright.ir.verification.completion import complete
 from shardwright.ir.verification.verifier import Level, verify
-from shardwright.ir.walk import lets_in
 from shardwright.models.config import config_path, read_config
-from shardwright.models.description import Model, positions_of
+from shardwright.models.description import Model
 from shardwright.models.forward import ProgramRequest as ForwardRequest
 from shardwright.models.forward import model_text
 from shardwright.models.importing import ImportedModel, checkpoint_dtype
@@ -46,9 +44,7 @@ from shardwright.serving.offloading.policy_files import has_schedule
 from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace, part_of, scoring, with_hidden
 from shardwright.serving.offloading.request import OffloadRequest
 from shardwright.serving.offloading.stored_weights import recipe_of
-
-ENTERS, STAYS = "prefill", "decode"
-BOTH = f"{ENTERS}_and_{STAYS}"
+from shardwright.serving.offloading.written_sizes import BOTH, ENTERS, STAYS, WrittenSizes, has_phases
 
 
 @dataclass(frozen=True)
@@ -189,15 +185,14 @@ class Programs:
                 raise fault(
                     "wrong-program", f"{value.name}: {value.type} is {there} with {sizes} in the checkpoint", value.span
                 )
-        names = {func.name for func in program.funcs}
-        if STAYS not in names or not {ENTERS, BOTH} & names:
+        if not has_phases(program):
             raise fault(
                 "no-phases", "offloading needs functions prefill and decode", NOWHERE,
                 "shardwright import CHECKPOINT --cache T -o FILE writes such a program",
             )  # fmt: skip
         self._check_shares(program)
-        self._check_options(program, names)
-        self._lengths(program)
+        self._check_options(program)
+        WrittenSizes.of(program)
 
     def _check_shares(self, program: Program) -> None:
         """Raises where slices of a value would lie in one memory or in another, and positions on disk."""
@@ -218,7 +213,7 @@ class Programs:
                     f"share it along a dimension other than {along}",
                 )
 
-    def _check_options(self, program: Program, names: Set[str]) -> None:
+    def _check_options(self, program: Program) -> None:
         """Raises where an option asks for what the program says otherwise."""
         request, formats = self.request, {value.type.dtype for value in program.weights if value.type.dtype.is_float}
         if request.dtype is not None and formats and request.dtype not in formats:
@@ -240,7 +235,7 @@ class Programs:
         if not self.fixed:
             return
         written = "the program has its movements written down"
-        if request.schedule == "diagonal" and BOTH not in names:
+        if request.schedule == "diagonal" and BOTH not in {func.name for func in program.funcs}:
             raise fault("wrong-program", f"{written}, in a schedule that is not the diagonal one", NOWHERE,
                         "leave --schedule out, or give a program without movements")  # fmt: skip
         if self.place.stage.count > 1:
@@ -250,25 +245,6 @@ class Programs:
             raise fault("wrong-program", f"{written}, and no function of it scores prompts", NOWHERE,
                         "leave --logprobs out, or give a program without movements")  # fmt: skip
 
-    def _lengths(self, program: Program) -> tuple[int, int, int, int]:
-        """The sizes of a program with a schedule: batches, their rows, tokens of a prompt, positions of the cache."""
-        names = {func.name for func in program.funcs}
-        func = program.func(ENTERS if ENTERS in names else BOTH)
-        ids = next((v for v in func.params if v.name in ("ids", f"{ENTERS}_ids")), None)
-        decoded = next((v for v in program.func(STAYS).params if v.name == "ids"), None)
-        if func.name == BOTH:
-            ids = next((v for v in func.params if v.name == f"{ENTERS}_ids"), None)
-        if ids is None or decoded is None or len(decoded.shape.dims) not in (2, 3):
-            raise fault("no-phases", "prefill and decode take the tokens of their rows as ids", func.span)
-        *outer, rows, _ = (dim.size for dim in decoded.shape.dims)
-        length = ids.shape.dims[-1].size
-        updates = (let.operation for let in lets_in(program.func(STAYS).body))
-        grown = [operation.dim for operation in updates if isinstance(operation, Update)]
-        caches = [
-            v.shape.size(dim) for v in program.state for dim in grown if dim in v.shape and v.shape.dtype.is_float
-        ]
-        return (outer[0] if outer else 1), rows, length, max(caches, default=length)
-
     # ------------------------------------------------------------ blocks
 
     def blocks(self, prompts: Sequence[Prompt]) -> list[PromptBlock]:
@@ -276,20 +252,10 @@ class Programs:
         new, policy = max(1, self.settings.max_new_tokens), self.request.policy
         rows, together = policy.gpu_batch, policy.n_gpu_batches
         diagonal = self.request.schedule == "diagonal" and new > 1
-        if self.fixed:
-            together, rows, length, cache = self._lengths(self.written)
+        sizes = WrittenSizes.of(self.written) if self.fixed else None
+        if sizes is not None:
+            together, rows = sizes.batches, sizes.rows
             diagonal = BOTH in {func.name for func in self.written.funcs}
-            longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-            if longest > length or positions_of(longest, new) > cache:
-                assert self.request.program is not None
-                with located(self.request.program):
-                    raise fault(
-                        "wrong-program",
-                        f"a prompt of {longest} tokens with {new} new ones does not fit into the program's"
-                        f" {length} tokens and {cache} positions",
-                        NOWHERE,
-                        "make a program for these lengths, or ask for fewer with --max-new-tokens",
-                    )
         made: list[PromptBlock] = []
         for block in buckets(prompts, len(prompts) if diagonal else rows * together, longest=self.longest):
             n, length = len(block.prompts), block.length
@@ -298,8 +264,8 @@ class Programs:
                 rows,
                 max(length, min(self.longest, length + self.settings.max_new_tokens)),
             )
-            if self.fixed:
-                _, _, length, cache = self._lengths(self.written)
+            if sizes is not None:
+                length, cache = sizes.length, sizes.cache
                 batches = max(batches, together)
             elif not diagonal:
                 each = -(-n // batches)

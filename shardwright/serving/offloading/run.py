@@ -16,13 +16,13 @@ from shardwright.serving.generation.bad_logits import explained
 from shardwright.serving.generation.engine import Completion
 from shardwright.serving.generation.prompts import Prompt
 from shardwright.serving.generation.settings import GenerationSettings
-from shardwright.serving.generation.too_long_prompts import room_of
 from shardwright.serving.offloading.block_run import BlockRun
 from shardwright.serving.offloading.placing import stored_order
 from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace
 from shardwright.serving.offloading.programs import Programs, PromptBlock
 from shardwright.serving.offloading.report import Report
 from shardwright.serving.offloading.request import OffloadRequest
+from shardwright.serving.offloading.written_sizes import rooms_of_run
 
 if TYPE_CHECKING:
     from shardwright.backends.torch.blocks import CompiledBlock
@@ -70,9 +70,9 @@ class OffloadedModel:
         self.world = world
         self.place = ALONE if world is None else ProcessPlace.of(world.index, world.count, request.mesh)
         self.programs = Programs(self.folder, request, settings, self.place)
-        room = room_of(self.programs.longest)
-        for prompt in prompts:
-            room.check(prompt, settings.max_new_tokens)
+        for room in rooms_of_run(self.programs.longest, request.program):
+            for prompt in prompts:
+                room.check(prompt, settings.max_new_tokens)
         self.blocks = self.programs.blocks(prompts)
         self.report = Report(mixed=any(block.together for block in self.blocks))
         self.drawn_by: dict[int, dict[str, CompiledBlock]] = {}

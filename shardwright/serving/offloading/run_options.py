@@ -12,16 +12,18 @@ from shardwright.cost.hardware.chips import Machine, load_machine
 from shardwright.cost.offloading.formats import AS_THEY_ARE
 from shardwright.cost.offloading.policy import AttentionPlace, Formats, Policy
 from shardwright.cost.offloading.pricing import OffloadSetting
-from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, fault
+from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault
 from shardwright.ir.mesh import ONE_CHIP, Mesh
 from shardwright.ir.types import DType, Tier
 from shardwright.models.config import read_config
 from shardwright.models.importing import checkpoint_dtype
 from shardwright.serving.generation.prompts import Prompt
+from shardwright.serving.generation.too_long_prompts import Room
 from shardwright.serving.offloading.policy_files import is_program, read_policy
 from shardwright.serving.offloading.request import DEFAULT_LAYOUT, OffloadRequest, ScheduleName
 from shardwright.serving.offloading.room import MemoryRoom
 from shardwright.serving.offloading.this_machine import MachineRequest, this_machine
+from shardwright.serving.offloading.written_sizes import rooms_of_run
 
 T = TypeVar("T")
 
@@ -76,15 +78,22 @@ class RunOptions:
         request = MachineRequest(self.numbers, self.device, self.spill, self.readers, disk, threads)
         return replace(self, measured=this_machine(request, told))
 
-    def request(self, prompts: Sequence[Prompt], gpus: int = 1, room: MemoryRoom | None = None) -> OffloadRequest:
-        """The request for these prompts; `room` has how much of each memory a plan may count on."""
+    def rooms(self, longest: int) -> tuple[Room, ...]:
+        """The positions that a text may take in a model of `longest`."""
+        return rooms_of_run(longest, self._program())
+
+    def _program(self) -> Source | None:
+        """The text of the program that the policy is, if it is one."""
         from shardwright.ir.text.parser import read_source
 
-        program = read_source(self.policy) if self.policy is not None and is_program(self.policy) else None
+        return read_source(self.policy) if self.policy is not None and is_program(self.policy) else None
+
+    def request(self, prompts: Sequence[Prompt], gpus: int = 1, room: MemoryRoom | None = None) -> OffloadRequest:
+        """The request for these prompts; `room` has how much of each memory a plan may count on."""
         policy = self._policy(prompts, gpus, room or MemoryRoom.of_run(gpus * self.mesh.n_chips))
         return OffloadRequest(
             policy, self.schedule, self.dtype, self.caps, self.spill, self.device, self.sparse, self.readers,
-            self.page_cache, program=program, mesh=self.mesh, layout=self.layout,
+            self.page_cache, program=self._program(), mesh=self.mesh, layout=self.layout,
         )  # fmt: skip
 
     def _policy(self, prompts: Sequence[Prompt], gpus: int, room: MemoryRoom) -> Policy:
