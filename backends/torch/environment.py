@@ -224,15 +224,19 @@ class Environment(Unrolling):
         states = (self.homes[name] for name in self.program.state_names)
         return tensor.clone() if lies_at_home(tensor, states) else tensor
 
-    def _apart(self, target: TensorEntry, written: TensorEntry | None = None) -> tuple[Job, list[Buffer | None]]:
+    def _apart(
+        self, target: TensorEntry, written: TensorEntry | None = None
+    ) -> tuple[Job | None, Job, list[Buffer | None]]:
         """Before a part of state is set, parts what was read of it from its home, into memory of its own where it lies
-        there: a job that copies, and the buffers that are held for it."""
+        there: jobs that copy, of what the device computes with as it lies, if there is any, and of what is fetched
+        before; and the buffers that are held for them."""
         assert target.home is not None
         for name, entry in list(self._values.items()):
             changed = entry.home is target.home and meet(entry.part, target.part)
             if changed and entry.tensor is not None and (written is None or not same(entry, written)):
                 self._values[name] = replace(entry, home=None, part=(), rows=None)
-        copies: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        near_copies: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        far_copies: list[tuple[Tensor, Callable[[], Tensor]]] = []
         held: list[Buffer | None] = []
         for name in list(lying_in(self._values, target.home, target.part, written)):
             entry = self._values[name]
@@ -243,7 +247,10 @@ class Environment(Unrolling):
                 extents, dtype = target.home.extents(entry.part), held_as(target.home.value.shape.dtype)
             buffer = self._buffer(Tier.HOST if near is None else Tier.DEVICE, name, extents, dtype)
             made = buffer.as_tensor(extents, dtype)
-            copies.append((made, partial(self._whole, entry) if near is None else lambda near=near: near))
+            if near is None:
+                far_copies.append((made, partial(self._whole, entry)))
+            else:
+                near_copies.append((made, lambda near=near: near))
             self.buffers.share(buffer)
             held += [self._hold(entry), buffer]
             if entry.tensor is None and near is not None:
@@ -251,11 +258,11 @@ class Environment(Unrolling):
             else:
                 self._bind(name, TensorEntry(made, entry.names, buffer=buffer))
 
-        def copy() -> None:
+        def copy(copies: Sequence[tuple[Tensor, Callable[[], Tensor]]]) -> None:
             for made, source in copies:
                 made.copy_(source(), non_blocking=True)
 
-        return copy, held
+        return partial(copy, near_copies) if near_copies else None, partial(copy, far_copies), held
 
     # ------------------------------------------------------------ names of parts and of new rows
 

@@ -98,6 +98,13 @@ class EventThreads:
         self._wait(event)
         self._issue(event, action)
 
+    def beforehand(self, event: Event, action: Job) -> None:
+        """Does in this thread what goes before an event, maybe of another: after all that this one waits for."""
+        self._wait(replace(event, resource=Resource.DEVICE))
+        mark = self.streams.issue(Resource.DEVICE, action)
+        if mark is not None:
+            self.streams.wait(Resource.HOST, mark)
+
     def hand(self, event: Event, action: Job, then: Job | None = None) -> None:
         """Hands an event to the thread of its resource; `then` follows when it is over, on a stream too, and
         where it is done at once before others know."""

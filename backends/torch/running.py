@@ -125,10 +125,8 @@ class RunningFunction(Environment):
                 threads.finish()  # results may be what other threads compute, or write to disk
                 if threads.failure is not None:
                     raise CancelledError
-                whole = [
-                    SegmentRead(name, kind, ()) for name, kind in zip(self.func.returns, self.func.results, strict=True)
-                ]
-                results = [self._tensor(read).clone() for read in whole]
+                named = zip(self.func.returns, self.func.results, strict=True)
+                results = [self._tensor(SegmentRead(name, kind, ())).clone() for name, kind in named]
         except CancelledError:
             results = []
         except BaseException as error:
@@ -192,8 +190,9 @@ class RunningFunction(Environment):
         for name in self._sets[segment.place]:
             target = self._seen(segment.reads[name])
             assert target is not None
-            copy, before = self._apart(target)
-            copy()
+            near, far, before = self._apart(target)
+            for copy in filter(None, (near, far)):
+                copy()
             self._let_go(*before)
         values = Values({name: self._tensor(read) for name, read in segment.reads.items()}, self._common)
         for name in block.taken_over:
@@ -465,10 +464,13 @@ class RunningFunction(Environment):
         elif event.resource is not Resource.DEVICE and entry.tensor is not None:
             entry = replace(entry, tensor=self._settled(entry.tensor))
         held = self._hold(entry)
-        copy, before = self._apart(target, entry)
+        near, far, before = self._apart(target, entry)
+        if near is not None:  # what is computed next reads these copies, and waits for no write
+            assert self._threads is not None
+            self._threads.beforehand(event, near)
 
         def write() -> None:
-            copy()
+            far()
             if (
                 entry.rows is not None
                 and entry.home is home

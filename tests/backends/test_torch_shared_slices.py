@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from program_text import program
 
 from shardwright.backends.simulation.random_inputs import random_inputs
 from shardwright.backends.simulation.reference import evaluate
+from shardwright.backends.torch.event_threads import EventThreads
+from shardwright.backends.torch.homes import Job
 from shardwright.backends.torch.session import run_program
 from shardwright.backends.torch.world import alone
+from shardwright.cost.programs.unrolling import Event
 from shardwright.passes.memory.offload import Offload
 from shardwright.passes.pipelines import explicit, run_passes
 
@@ -52,6 +57,40 @@ def test_carried_values_lie_where_their_types_say(placement: str, host: float, d
     assert abs(found[0] - wanted[0]).max() < 1e-5
     assert peaks["host"] - 3 * 8 * 4 == host * LINE
     assert peaks["disk"] == disk * LINE
+
+
+ROUNDED = """
+dim N=3 B=4 T=6 K=2
+state { k: f32 NBTK on device 90% host 10% along K
+        pos: int32 }
+func f(x: f32 BK) -> f32 BTK {
+  y = loop[N](h: f32 BTK = 0.0) {
+    k_here = fetch(k)
+    k_new = update[T](k_here, x, pos)
+    k_kept: f32 BTK on device 90% host 10% along K = k_new
+    set k = k_kept
+    next h + k_new
+  }
+  return y
+}
+"""
+
+
+def test_what_was_read_of_state_is_parted_before_a_write_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share that rounds to nothing leaves all of k on the device, where the sum reads it; its writes go as the type
+    says, beside the device."""
+    made = explicit(program(ROUNDED))
+    inputs = random_inputs(made, "f", 0)
+    hand = EventThreads.hand
+
+    def late(self: EventThreads, event: Event, action: Job, then: Job | None = None) -> None:
+        hand(self, event, lambda: (time.sleep(0.02), action())[1], then)
+
+    monkeypatch.setattr(EventThreads, "hand", late)
+    found, state = run_program(made, "f", inputs.args, {}, inputs.state, world=alone())
+    wanted, wanted_state = evaluate(made, "f", inputs.args, {}, inputs.state)
+    assert abs(found[0] - wanted[0]).max() < 1e-5
+    assert abs(state["k"] - wanted_state["k"]).max() < 1e-5
 
 
 @pytest.mark.parametrize("along", ["N", "E"])
