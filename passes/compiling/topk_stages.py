@@ -87,7 +87,7 @@ class Staged:
         return replace(staged, funcs=tuple(map_sites(staged, func, typed) for func in staged.funcs))
 
     def beyond(self, other: Axes, program: Program, price: Callable[[Program], float]) -> float:
-        """The most that these stages cost beyond others on the same layouts: infinite where they have not all blocks."""
+        """The most that these stages cost beyond others on the same layouts; infinite where they lack blocks."""
         if not set(other) <= set(self.blocks):
             return inf
         mine, others = (price(self.alone(program, blocks, other)) for blocks in (self.blocks, other))
