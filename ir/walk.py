@@ -103,6 +103,9 @@ def statements(body: Iterable[Statement]) -> Iterator[Statement]:
 Position = tuple[int, ...]
 """Where a statement stands in a function: the numbers in their blocks of the loops around it, then its own."""
 
+DefinitionPath = tuple[str, ...]
+"""Where a value is defined: a function, the first result of each loop around, then its name, which loops may share."""
+
 
 def lets_in(body: Iterable[Statement]) -> Iterator[Let]:
     """Every operation."""
@@ -198,6 +201,10 @@ class Site:
     def block(self) -> Position:
         """The block that it stands in, as the position of the loop whose body that is."""
         return self.at[:-1]
+
+    def path(self, name: str) -> DefinitionPath:
+        """The path of a value with this name that is defined in the same block."""
+        return (self.func.name, *(loop.results[0].name for loop in self.scope.loops), name)
 
     def kept(self) -> Site:
         """The site with its scope as it is now."""

@@ -16,7 +16,7 @@ from shardwright.ir.ops.reductions import far_position
 from shardwright.ir.program import DimInfo, Func, Let, Program, Scope, Statement
 from shardwright.ir.rewriter import Rewriter
 from shardwright.ir.types import Axes, Dim, DType, Reduction, Shape, ValueType
-from shardwright.ir.walk import Site, map_sites
+from shardwright.ir.walk import DefinitionPath, Site, map_sites
 from shardwright.passes.base import Pass
 
 
@@ -51,11 +51,11 @@ class Decompose(Pass):
         return _rewritten(program, _EXPANSIONS, attend=self.attend)
 
 
-def topk_in_stages(program: Program, blocks: Mapping[tuple[str, str], Axes]) -> Program:
-    """The program with some `topk` in stages, with blocks of these axes, by a function and the name of the values."""
+def topk_in_stages(program: Program, blocks: Mapping[DefinitionPath, Axes]) -> Program:
+    """The program with some `topk` in stages, with blocks of these axes, by where their values are defined."""
 
     def staged(rewriter: _Rewriter, statement: Let) -> bool:
-        return _in_stages(rewriter, statement, blocks.get((rewriter.func.name, statement.result.name), ()))
+        return _in_stages(rewriter, statement, blocks.get(rewriter.path(statement.result.name), ()))
 
     return _rewritten(program, {ops.Topk: staged})
 
@@ -96,12 +96,13 @@ class _Rewriter:
         self.expansions = expansions
         self.attend = attend
         self.added = added
-        self.candidates: set[str] = set()
+        self.candidates: set[DefinitionPath] = set()
         self.sizes = program.sizes(func)
         self.program = program
         self.writer = Rewriter.of(program, func)
         self.scope = Scope.of(program, func)
         self.at: Let | None = None
+        self.site: Site | None = None
 
     def rewritten(self) -> Func:
         return map_sites(self.program, self.func, self.statement)
@@ -110,12 +111,16 @@ class _Rewriter:
         statement = site.statement
         if not isinstance(statement, Let):
             return (statement,)
-        self.at, self.scope = statement, site.scope
+        self.at, self.scope, self.site = statement, site.scope, site
         self.writer.at(statement)
         expansion = self.expansions.get(type(statement.operation))
         if expansion is None or not expansion(self, statement):
             self.writer.put(statement)
         return self.writer.written()
+
+    def path(self, name: str) -> DefinitionPath:
+        assert self.site is not None
+        return self.site.path(name)
 
     # ------------------------------------------------------------ building
 
@@ -356,8 +361,8 @@ def _topk(rewriter: _Rewriter, statement: Let) -> bool:
     assert isinstance(operation, ops.Topk)
     l = _name(statement.operands[0])  # noqa: E741
     if operation.by:
-        rewriter.candidates.add(statement.result.name)
-    if operation.by or l in rewriter.candidates:
+        rewriter.candidates.add(rewriter.path(statement.result.name))
+    if operation.by or rewriter.path(l) in rewriter.candidates:
         return False
     found = topk_blocks(rewriter.program, rewriter.func, rewriter.scope.type_of(l), operation)
     return _in_stages(rewriter, statement, found[0] if found else ())

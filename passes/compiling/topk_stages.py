@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -9,15 +10,15 @@ from math import inf, prod
 from typing import TypeVar
 
 from shardwright.ir.ops import Lookup, Topk
-from shardwright.ir.program import Func, Let, Program, Statement, Value
+from shardwright.ir.program import Func, Let, Loop, Program, Statement, Value
 from shardwright.ir.types import Axes, TensorType, axis_set
-from shardwright.ir.walk import Site, lets, map_sites, use_counts
+from shardwright.ir.walk import DefinitionPath, Site, lets, map_sites, reads, sites, statements
 from shardwright.passes.compiling.decompose import topk_blocks, topk_in_stages
 
 C = TypeVar("C")
 
-Blocks = dict[tuple[str, str], Axes]
-"""The axes whose blocks give candidates, by a function and the name of the values; none where they are in one."""
+Blocks = dict[DefinitionPath, Axes]
+"""The axes whose blocks give candidates, by where the values are defined; none where they are in one."""
 
 _MOST_TRIES, _SMALL = 16, 50
 """Of so many ways to write all of them each is tried, in programs of so many operations; else those that are likely to
@@ -32,17 +33,13 @@ class Staged:
     that split the dimension there are fewest candidates.
     """
 
-    func: str
+    key: DefinitionPath
     trips: int
     operand: Value
     candidates: Let
     choice: Let
     lookup: Let | None
     others: tuple[Axes, ...]
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.func, self.choice.result.name
 
     @property
     def blocks(self) -> Axes:
@@ -64,18 +61,19 @@ class Staged:
 
     def alone(self, program: Program, blocks: Axes, split: Axes) -> Program:
         """The operation by itself on a value split over these axes, with blocks of some, and all else whole."""
-        let = self.in_one
+        let, name = self.in_one, self.key[0]
         operand = replace(self.operand, type=_split(self.operand, _topk(let).dim, split))
         func = replace(
-            program.func(self.func),
+            program.func(name),
             params=(operand,),
             body=(replace(let, results=tuple(replace(v, type=_split(v)) for v in let.results)),),
             returns=tuple(value.name for value in let.results),
             results=tuple(_split(value) for value in let.results),
         )
         one = replace(program, weights=(), state=(), funcs=(func,))
-        staged = topk_in_stages(one, {self.key: blocks})
-        stages = {value.name: split for made in staged_in(staged, {self.key}) for value in made.candidates.results}
+        here = (name, let.result.name)
+        staged = topk_in_stages(one, {here: blocks})
+        stages = {value.name: split for made in staged_in(staged, {here}) for value in made.candidates.results}
 
         def typed(site: Site) -> tuple[Statement, ...]:
             let = site.statement
@@ -143,21 +141,21 @@ def _ways(staged: Sequence[Staged], placed: Program, *, few: bool) -> Iterator[B
             yield {each.key: by for each, by in zip(staged, blocks, strict=True)}
 
 
-def staged_in(program: Program, only: Iterable[tuple[str, str]] | None = None) -> tuple[Staged, ...]:
+def staged_in(program: Program, only: Iterable[DefinitionPath] | None = None) -> tuple[Staged, ...]:
     """Each `topk` that `decompose` wrote in stages because the layout of its operand is open, or else these."""
     return tuple(made for func in program.funcs for made in _staged(program, func, only))
 
 
-def with_blocks(program: Program, staged: Sequence[Staged], blocks: Mapping[tuple[str, str], Axes]) -> Program:
+def with_blocks(program: Program, staged: Sequence[Staged], blocks: Mapping[DefinitionPath, Axes]) -> Program:
     """The program with other blocks of candidates; dimensions that only the candidates had are gone."""
     written = {each.key: each.in_one for each in staged}
-    gone = {(s.func, let.result.name) for s in staged for let in (s.candidates, s.lookup) if let is not None}
+    gone = {(*s.key[:-1], let.result.name) for s in staged for let in (s.candidates, s.lookup) if let is not None}
 
     def rewrite(site: Site) -> tuple[Statement, ...]:
         if not isinstance(let := site.statement, Let):
             return (let,)
-        name = site.func.name, let.result.name
-        return () if name in gone else (written.get(name, let),)
+        path = site.path(let.result.name)
+        return () if path in gone else (written.get(path, let),)
 
     made = replace(program, funcs=tuple(map_sites(program, func, rewrite) for func in program.funcs))
     left = {dim for let, _ in lets(made) for value in let.results for dim in value.type.names}
@@ -173,32 +171,40 @@ def staged_as_in(program: Program, placed: Program) -> Program:
     return with_blocks(program, staged, {each.key: chosen.get(each.key, ()) for each in staged}) if staged else program
 
 
-def _staged(program: Program, func: Func, only: Iterable[tuple[str, str]] | None) -> Iterator[Staged]:
-    uses, sizes = use_counts(func), program.sizes(func)
-    trips = {
-        let.result.name: prod(sizes[loop.dim] for loop in loops) for let, loops in func.walk() if isinstance(let, Let)
-    }
-    stages: dict[str, tuple[Value, Let]] = {}
-    lookups = {let.operands: let for let, _ in lets(program, func) if isinstance(let.operation, Lookup)}
-    for let, scope in lets(program, func):
+def _staged(program: Program, func: Func, only: Iterable[DefinitionPath] | None) -> Iterator[Staged]:
+    stages: dict[DefinitionPath, tuple[Value, Let]] = {}
+    for site in sites(program, func):
+        let, scope = site.statement, site.scope
         match let:
             case Let(operation=Topk(by=by), operands=(str(operand),)) if by:
-                stages[let.result.name] = Value(operand, scope.type_of(operand)), let
-            case Let(operation=Topk(), operands=(str(name),)) if name in stages and uses[name] == 1:
-                operand, candidates = stages[name]
+                stages[site.path(let.result.name)] = Value(operand, scope.type_of(operand)), let
+            case Let(operation=Topk(), operands=(str(name),)) if site.path(name) in stages:
+                operand, candidates = stages[site.path(name)]
                 first, kind = _topk(candidates), operand.type
                 where, places = candidates.results[1].name, let.results[1].name
-                lookup = lookups.get((where, places))
-                if (uses[where], uses[places]) != ((0, 0) if lookup is None else (1, 1)):
+                lookup, uses = _uses(func, site, where, places)
+                if (uses[name], uses[where], uses[places]) != ((1, 0, 0) if lookup is None else (1, 1, 1)):
                     continue
                 is_open = kind.splits[kind.names.index(first.dim)] is None
+                key = site.path(let.result.name)
                 written = candidates.result.origin[:1] == (let.result.name,) and is_open
-                if written if only is None else (func.name, let.result.name) in only:
+                if written if only is None else key in only:
+                    trips = prod(program.sizes(func)[loop.dim] for loop in scope.loops)
                     whole = replace(_topk(let), dim=first.dim)
                     others = tuple(by for by in (*topk_blocks(program, func, kind, whole), ()) if by != first.by)
-                    yield Staged(func.name, trips[name], operand, candidates, let, lookup, others)
+                    yield Staged(key, trips, operand, candidates, let, lookup, others)
             case _:
                 pass
+
+
+def _uses(func: Func, site: Site, *looked_up: str) -> tuple[Let | None, Counter[str]]:
+    """The look-up of these values in the block of a statement, if there is one, and how often names are used there."""
+    around = site.scope.loops[-1] if site.scope.loops else func
+    after = around.following if isinstance(around, Loop) else around.returns
+    within = list(statements(around.body))
+    uses = Counter([*after, *(name for statement in within for name in reads(statement))])
+    lookups = (s for s in within if isinstance(s, Let) and isinstance(s.operation, Lookup) and s.operands == looked_up)
+    return next(lookups, None), uses
 
 
 def _topk(let: Let) -> Topk:

@@ -128,3 +128,57 @@ func f(l: BV?) -> BC {
 }
 """
     assert staged_in(Decompose().run(program(text))) == ()
+
+
+def test_loops_share_names_with_each_other_and_with_what_follows() -> None:
+    """The same names in two loops and after them mean a `topk`, its operand, and nothing of the kind."""
+    text = """mesh x=2 y=2
+dim B=4 V=64 C=4 N=3
+func f(x: BV_x) -> (BC, int32 BC) {
+  a = loop[N](h = x) {
+    u: BV? = h * 2
+    p, i = topk[V -> C, k=4](u)
+    m = max[C](p)
+    next h + m
+  }
+  b = loop[N](h = a) {
+    p: BV? = h * 3
+    u: BV? = tanh(p)
+    c, j = topk[V -> C, k=4](u)
+    m = max[C](c)
+    next h + m
+  }
+  u: BV? = b * 2
+  p, i = topk[V -> C, k=4](u)
+  return p, i
+}
+"""
+    staged = run_passes(program(text), (Decompose(), Cleanup()))
+    found = staged_in(staged)
+    assert [each.key for each in found] == [("f", "a", "p"), ("f", "b", "c"), ("f", "p")]
+    assert [each.trips for each in found] == [3, 3, 1]
+    whole = print_program(with_blocks(staged, found, {}))
+    assert whole.count("topk[V -> C, k=4](u)") == 3 and "by=" not in whole
+    some = with_blocks(staged, found, {("f", "b", "c"): ("x",)})
+    assert [each.blocks for each in staged_in(some, {each.key for each in found})] == [("x",)]
+    assert staged_as_in(staged, some) == some
+    assert search(program(text), Objective.on(load_chip("h100"))).placed
+
+
+def test_a_loop_before_it_gives_another_value_the_same_name() -> None:
+    """A random program found it: inside the loop `u` is a copy under another name, after it the values."""
+    text = """mesh y=2
+dim V=8 L=2 T=2 B=4 K=4 N=2
+func prefill(p: int4 TBV) -> int4 TBLV {
+  r, r1 = loop[N](h = p, h1 = p) {
+    c = less(p, h1)
+    u = rename[V -> K](c)
+    next maximum(h, h), h / h1
+  }
+  u, u1 = topk[V -> L, k=2](r1)
+  u2 = u + r
+  return u2
+}
+"""
+    placed = print_program(search(program(text), Objective.on(load_chip("h100"))).placed)
+    assert placed.count("rename[V -> K](c)") == placed.count("topk[") == 1
