@@ -158,7 +158,8 @@ func f(x: BV_x) -> (BC, int32 BC) {
     assert [each.key for each in found] == [("f", "a", "p"), ("f", "b", "c"), ("f", "p")]
     assert [each.trips for each in found] == [3, 3, 1]
     whole = print_program(with_blocks(staged, found, {}))
-    assert whole.count("topk[V -> C, k=4](u)") == 3 and "by=" not in whole
+    assert whole.count("topk[V -> C, k=4](u)") == 3
+    assert "by=" not in whole
     some = with_blocks(staged, found, {("f", "b", "c"): ("x",)})
     assert [each.blocks for each in staged_in(some, {each.key for each in found})] == [("x",)]
     assert staged_as_in(staged, some) == some
