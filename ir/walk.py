@@ -103,8 +103,9 @@ def statements(body: Iterable[Statement]) -> Iterator[Statement]:
 Position = tuple[int, ...]
 """Where a statement stands in a function: the numbers in their blocks of the loops around it, then its own."""
 
-DefinitionPath = tuple[str, ...]
-"""Where a value is defined: a function, the first result of each loop around, then its name, which loops may share."""
+DefinitionPath = tuple[str | int, ...]
+"""Where a value is defined: a function, which of its block's loops each loop around is, then its name, which loops may
+share. Statements other than loops may come and go."""
 
 
 def lets_in(body: Iterable[Statement]) -> Iterator[Let]:
@@ -204,7 +205,11 @@ class Site:
 
     def path(self, name: str) -> DefinitionPath:
         """The path of a value with this name that is defined in the same block."""
-        return (self.func.name, *(loop.results[0].name for loop in self.scope.loops), name)
+        body, loops = self.func.body, list[int]()
+        for number in self.block:
+            loops.append(sum(isinstance(statement, Loop) for statement in body[:number]))
+            body = body_of(body[number])
+        return (self.func.name, *loops, name)
 
     def kept(self) -> Site:
         """The site with its scope as it is now."""

@@ -61,7 +61,7 @@ class Staged:
 
     def alone(self, program: Program, blocks: Axes, split: Axes) -> Program:
         """The operation by itself on a value split over these axes, with blocks of some, and all else whole."""
-        let, name = self.in_one, self.key[0]
+        let, name = self.in_one, str(self.key[0])
         operand = replace(self.operand, type=_split(self.operand, _topk(let).dim, split))
         func = replace(
             program.func(name),

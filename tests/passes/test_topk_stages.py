@@ -155,12 +155,12 @@ func f(x: BV_x) -> (BC, int32 BC) {
 """
     staged = run_passes(program(text), (Decompose(), Cleanup()))
     found = staged_in(staged)
-    assert [each.key for each in found] == [("f", "a", "p"), ("f", "b", "c"), ("f", "p")]
+    assert [each.key for each in found] == [("f", 0, "p"), ("f", 1, "c"), ("f", "p")]
     assert [each.trips for each in found] == [3, 3, 1]
     whole = print_program(with_blocks(staged, found, {}))
     assert whole.count("topk[V -> C, k=4](u)") == 3
     assert "by=" not in whole
-    some = with_blocks(staged, found, {("f", "b", "c"): ("x",)})
+    some = with_blocks(staged, found, {("f", 1, "c"): ("x",)})
     assert [each.blocks for each in staged_in(some, {each.key for each in found})] == [("x",)]
     assert staged_as_in(staged, some) == some
     assert search(program(text), Objective.on(load_chip("h100"))).placed
@@ -183,3 +183,22 @@ func prefill(p: int4 TBV) -> int4 TBLV {
 """
     placed = print_program(search(program(text), Objective.on(load_chip("h100"))).placed)
     assert placed.count("rename[V -> K](c)") == placed.count("topk[") == 1
+
+
+def test_loops_without_results_have_some() -> None:
+    text = """mesh x=2
+dim E=2 F=8 B=2 N=2
+func f(r: EF) -> EF {
+  loop[N] {
+    l: EF? = r * 2
+    y, y1 = topk[F -> B, k=2](l)
+  }
+  loop[N] {
+    l: EF? = r * 3
+    y, y1 = topk[F -> B, k=2](l)
+  }
+  return r
+}
+"""
+    assert [each.key for each in staged_in(Decompose().run(program(text)))] == [("f", 0, "y"), ("f", 1, "y")]
+    assert search(program(text), Objective.on(load_chip("h100"))).status == "optimal"
