@@ -116,7 +116,7 @@ def test_a_generation_fills_and_drains_the_stages(shardwright: Callable, tmp_pat
     file = tmp_path / "generation.shard"
     file.write_text(f"{text}func prefill{body}func decode[L=1]{body}")
     options = ("--chip", "h100", "--micro-batches", "3", "--json")
-    priced = json.loads(shardwright("cost", str(file), "--generate", "1", *options).out)
+    priced = json.loads(shardwright("cost", str(file), "--generate", "2", *options).out)
     prompt, full = (json.loads(shardwright("cost", str(file), "--dim", f"T={T}", *options).out) for T in (2, 3))
     assert priced["generation"]["prefill_s"] == prompt["functions"][0]["time_s"]
     assert priced["generation"]["decode_s"] == full["functions"][1]["time_s"]
