@@ -204,9 +204,10 @@ class Site:
         return self.at[:-1]
 
     def path(self, name: str) -> DefinitionPath:
-        """The path of a value with this name that is defined in the same block."""
+        """The path of a value that is visible here, or that the statement defines."""
+        _, outside = self.scope.values.get(name, (None, len(self.block)))
         body, loops = self.func.body, list[int]()
-        for number in self.block:
+        for number in self.block[:outside]:
             loops.append(sum(isinstance(statement, Loop) for statement in body[:number]))
             body = body_of(body[number])
         return (self.func.name, *loops, name)

@@ -55,7 +55,7 @@ def topk_in_stages(program: Program, blocks: Mapping[DefinitionPath, Axes]) -> P
     """The program with some `topk` in stages, with blocks of these axes, by where their values are defined."""
 
     def staged(rewriter: _Rewriter, statement: Let) -> bool:
-        return _in_stages(rewriter, statement, blocks.get(rewriter.path(statement.result.name), ()))
+        return _in_stages(rewriter, statement, blocks.get(rewriter.site.path(statement.result.name), ()))
 
     return _rewritten(program, {ops.Topk: staged})
 
@@ -84,10 +84,12 @@ def _rewritten(program: Program, expansions: _Expansions, *, attend: bool = Fals
 
 
 class _Rewriter:
-    """Rewrites one function; `at` is the statement at hand.
+    """Rewrites one function; `at` is the statement at hand, `site` where it stands.
 
     `added` gathers, for all functions, the dimensions of the candidates of `topk`.
     """
+
+    site: Site
 
     def __init__(
         self, program: Program, func: Func, added: dict[str, DimInfo], expansions: _Expansions, *, attend: bool
@@ -100,9 +102,7 @@ class _Rewriter:
         self.sizes = program.sizes(func)
         self.program = program
         self.writer = Rewriter.of(program, func)
-        self.scope = Scope.of(program, func)
         self.at: Let | None = None
-        self.site: Site | None = None
 
     def rewritten(self) -> Func:
         return map_sites(self.program, self.func, self.statement)
@@ -111,16 +111,16 @@ class _Rewriter:
         statement = site.statement
         if not isinstance(statement, Let):
             return (statement,)
-        self.at, self.scope, self.site = statement, site.scope, site
+        self.at, self.site = statement, site
         self.writer.at(statement)
         expansion = self.expansions.get(type(statement.operation))
         if expansion is None or not expansion(self, statement):
             self.writer.put(statement)
         return self.writer.written()
 
-    def path(self, name: str) -> DefinitionPath:
-        assert self.site is not None
-        return self.site.path(name)
+    @property
+    def scope(self) -> Scope:
+        return self.site.scope
 
     # ------------------------------------------------------------ building
 
@@ -361,8 +361,8 @@ def _topk(rewriter: _Rewriter, statement: Let) -> bool:
     assert isinstance(operation, ops.Topk)
     l = _name(statement.operands[0])  # noqa: E741
     if operation.by:
-        rewriter.candidates.add(rewriter.path(statement.result.name))
-    if operation.by or rewriter.path(l) in rewriter.candidates:
+        rewriter.candidates.add(rewriter.site.path(statement.result.name))
+    if operation.by or rewriter.site.path(l) in rewriter.candidates:
         return False
     found = topk_blocks(rewriter.program, rewriter.func, rewriter.scope.type_of(l), operation)
     return _in_stages(rewriter, statement, found[0] if found else ())

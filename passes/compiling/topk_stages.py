@@ -179,14 +179,14 @@ def _staged(program: Program, func: Func, only: Iterable[DefinitionPath] | None)
             case Let(operation=Topk(by=by), operands=(str(operand),)) if by:
                 stages[site.path(let.result.name)] = Value(operand, scope.type_of(operand)), let
             case Let(operation=Topk(), operands=(str(name),)) if site.path(name) in stages:
-                operand, candidates = stages[site.path(name)]
+                key, (operand, candidates) = site.path(let.result.name), stages[site.path(name)]
                 first, kind = _topk(candidates), operand.type
                 where, places = candidates.results[1].name, let.results[1].name
                 lookup, uses = _uses(func, site, where, places)
-                if (uses[name], uses[where], uses[places]) != ((1, 0, 0) if lookup is None else (1, 1, 1)):
+                alone = (uses[name], uses[where], uses[places]) == ((1, 0, 0) if lookup is None else (1, 1, 1))
+                if not alone or site.path(name)[:-1] != key[:-1]:
                     continue
                 is_open = kind.splits[kind.names.index(first.dim)] is None
-                key = site.path(let.result.name)
                 written = candidates.result.origin[:1] == (let.result.name,) and is_open
                 if written if only is None else key in only:
                     trips = prod(program.sizes(func)[loop.dim] for loop in scope.loops)

@@ -202,3 +202,30 @@ func f(r: EF) -> EF {
 """
     assert [each.key for each in staged_in(Decompose().run(program(text)))] == [("f", 0, "y"), ("f", 1, "y")]
     assert search(program(text), Objective.on(load_chip("h100"))).status == "optimal"
+
+
+def test_candidates_from_around_a_loop_are_chosen_among_as_they_are() -> None:
+    """Nor are they taken for those of another loop that have their name."""
+    text = """mesh x=2 y=2
+dim B=4 V=64 C=2 M=16 N=3
+func f(l: BV?, o: BC) -> BC {
+  a, b = topk[V -> M, k=8, by=x](l)
+  r = loop[N](h = o) {
+    p, i = topk[M -> C, k=2](a)
+    c, d = topk[V -> M, k=8, by=y](l)
+    q, j = topk[M -> C, k=2](c)
+    next h + p + q
+  }
+  s = loop[N](h = r) {
+    c = a * 2
+    p, i = topk[M -> C, k=2](c)
+    next h + p
+  }
+  return s
+}
+"""
+    staged = print_program(Decompose().run(program(text)))
+    assert "p, i = topk[M -> C, k=2](a)" in staged
+    assert "q, j = topk[M -> C, k=2](c)" in staged
+    assert staged.count("p_candidates") == 2  # of the last loop alone, whose `c` are no candidates
+    assert [each.key for each in staged_in(Decompose().run(program(text)))] == [("f", 1, "p")]
