@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABCMeta, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -33,16 +33,55 @@ class AxisRow(NamedTuple):
 class Number:
     """A literal operand; it takes the number format of the values that it meets.
 
-    `size_of` is the D of `size[D]`; `sizes_of` has every dimension whose size the author computed it from.
+    `size_of` is the D of `size[D]`. What the author computed from sizes has `made_of`, an operator and one number or
+    two.
     """
 
     text: str
     size_of: str | None = None
-    folded: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    made_of: tuple[str, tuple[Number, ...]] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def folded(cls, operator: str, *operands: Number) -> Number:
+        """The result of `+`, `-`, `*` or `/` on two numbers, or of `-` on one. Raises ZeroDivisionError."""
+        first, *rest = (operand.value for operand in operands)
+        match operator, rest:
+            case "-", []:
+                value = -first
+            case "+", [second]:
+                value = first + second
+            case "-", [second]:
+                value = first - second
+            case "*", [second]:
+                value = first * second
+            case _:
+                value = first / rest[0]
+        text = f"{value:.1f}" if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else repr(value)
+        return cls(text, None, (operator, operands) if any(o.sizes_of for o in operands) else None)
 
     @property
     def sizes_of(self) -> tuple[str, ...]:
-        return self.folded if self.size_of is None else (self.size_of,)
+        """Every dimension whose size it was computed from."""
+        if self.made_of is not None:
+            return tuple(dict.fromkeys(name for operand in self.made_of[1] for name in operand.sizes_of))
+        return () if self.size_of is None else (self.size_of,)
+
+    def at_sizes(self, sizes: Mapping[str, int]) -> Number:
+        """The number where these dimensions have these sizes."""
+        if self.made_of is not None:
+            operator, operands = self.made_of
+            return Number.folded(operator, *(operand.at_sizes(sizes) for operand in operands))
+        size = sizes.get(self.size_of or "")
+        return self if size is None else Number(str(size), self.size_of)
+
+    def renamed(self, names: Mapping[str, str]) -> Number:
+        """The same number of dimensions under other names."""
+        made = self.made_of and (self.made_of[0], tuple(operand.renamed(names) for operand in self.made_of[1]))
+        return Number(self.text, names.get(self.size_of, self.size_of) if self.size_of else None, made)
+
+    def fixed(self, names: Collection[str]) -> Number:
+        """The number as it is, where it was computed from the size of one of these dimensions."""
+        return self if set(names).isdisjoint(self.sizes_of) else Number(self.text)
 
     @property
     def value(self) -> int | float:

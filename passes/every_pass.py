@@ -13,6 +13,7 @@ from shardwright.passes.compiling.place import Place
 from shardwright.passes.compiling.recognize import Recognize
 from shardwright.passes.compiling.split_collectives import SplitCollectives
 from shardwright.passes.memory.offload import Offload
+from shardwright.passes.memory.pages_to_rows import PagesToRows
 from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
 from shardwright.passes.rings.loop_collectives import LoopCollectives
 from shardwright.passes.transformations.attention_over_batch import AttentionOverBatch
@@ -44,6 +45,7 @@ PASSES: dict[str, type[Pass]] = {
         LoopCollectives,
         GatherAhead,
         ChooseMemories,
+        PagesToRows,
         Offload,
         ScheduleBlocks,
         SplitCollectives,

@@ -74,8 +74,7 @@ class MicroBatches:
     def _operands(self, statement: Let) -> tuple[Operand, ...]:
         """`size[B]` stays the number that it was."""
         return tuple(
-            Number(operand.text) if isinstance(operand, Number) and operand.size_of == self.batch else operand
-            for operand in statement.operands
+            operand.fixed((self.batch,)) if isinstance(operand, Number) else operand for operand in statement.operands
         )
 
     def dims(self, program: Program) -> tuple[DimInfo, ...]:

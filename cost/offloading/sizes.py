@@ -19,7 +19,6 @@ from shardwright.ir.mesh import Mesh
 from shardwright.ir.ops import Alias, Attend, Contract, Merge, Movement, Rename, Split, Take, Update
 from shardwright.ir.program import Func, Let, Loop, Program, Value
 from shardwright.ir.types import DType, TensorType
-from shardwright.ir.walk import lets
 
 _FEW = 8
 """Bits of numbers that are multiplied with as wider ones."""
@@ -228,16 +227,6 @@ def phases(program: Program) -> tuple[Func, Func]:
         raise fault("no-phases", "offloading needs functions prefill and decode", NOWHERE,
                     "shardwright import CHECKPOINT --cache T -o FILE writes such a program")  # fmt: skip
     return first, funcs["decode"]
-
-
-def check_no_pages(program: Program) -> None:
-    """Raises where keys and values lie in pages of a pool: offloading keeps positions of each row."""
-    for let, _ in lets(program):
-        if isinstance(let.operation, Update) and let.operation.page:
-            raise fault(
-                "no-pages", "offloading keeps the positions of each row in its cache, and here they lie in pages",
-                let.span, "import without --page-size; generate runs programs with pages",
-            )  # fmt: skip
 
 
 def growing_loop(func: Func) -> tuple[Loop, Update]:

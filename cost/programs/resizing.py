@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.mesh import Mesh
-from shardwright.ir.program import Func, Program, Value
+from shardwright.ir.operation import Number
+from shardwright.ir.program import Func, Let, Program, Statement, Value
 from shardwright.ir.types import Dim, TensorType, ValueType
-from shardwright.ir.walk import map_func_values, program_values
+from shardwright.ir.walk import map_bodies, map_func_values, program_values
 
 
 def resized(program: Program, sizes: Mapping[str, int]) -> Program:
@@ -54,7 +55,8 @@ def check_divides(kind: TensorType, mesh: Mapping[str, int]) -> None:
 
 def _func(program: Program, func: Func, sizes: Mapping[str, tuple[int, int]]) -> Func:
     inner = _Resizer(program, {**sizes, **{name: (size, size) for name, size in func.overrides}})
-    return map_func_values(func, inner.value, inner.kind)
+    made = map_func_values(func, inner.value, inner.kind)
+    return map_bodies(made, lambda body: tuple(map(inner.statement, body))) if inner.changed else made
 
 
 class _Resizer:
@@ -79,6 +81,14 @@ class _Resizer:
     def dim(self, dim: Dim) -> Dim:
         before, after = self.sizes.get(dim.name, (dim.size, dim.size))
         return Dim(dim.name, after) if dim.size == before else dim
+
+    def statement(self, statement: Statement) -> Statement:
+        """The statement with what it computes from sizes."""
+        if not isinstance(statement, Let):
+            return statement
+        after = {name: self.sizes[name][1] for name in self.changed}
+        operands = tuple(o.at_sizes(after) if isinstance(o, Number) else o for o in statement.operands)
+        return replace(statement, operands=operands)
 
     def value(self, value: Value) -> Value:
         made = self.kind(value.type)

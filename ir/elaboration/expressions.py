@@ -81,15 +81,16 @@ class Expressions:
                 return Number(expr.text)
             case syntax.NegExpr():
                 inner = self.number(expr.operand)
-                return None if inner is None else Number(_number_text(-inner.value), folded=inner.sizes_of)
+                return None if inner is None else Number.folded("-", inner)
             case syntax.CallExpr(name="size"):
                 return self.size_of(expr)
             case syntax.BinaryExpr():
                 left, right = self.number(expr.left), self.number(expr.right)
                 if left is None or right is None:
                     return None
-                text = _number_text(_folded(expr, left.value, right.value))
-                return Number(text, folded=tuple(dict.fromkeys((*left.sizes_of, *right.sizes_of))))
+                if expr.operator == "/" and right.value == 0:
+                    raise fault("literal-operand", "division by zero", expr.span)
+                return Number.folded(expr.operator, left, right)
             case _:
                 return None
 
@@ -233,26 +234,6 @@ def _word(expr: syntax.Expr) -> str:
             return "dot"
         case _:
             return "neg"
-
-
-def _number_text(value: int | float) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.1f}" if value.is_integer() and abs(value) < 1e15 else repr(value)
-
-
-def _folded(expr: syntax.BinaryExpr, left: int | float, right: int | float) -> int | float:
-    match expr.operator:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case _:
-            if right == 0:
-                raise fault("literal-operand", "division by zero", expr.span)
-            return left / right
 
 
 def _check_representable(number: Number, dtype: DType, span: Span) -> None:

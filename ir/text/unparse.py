@@ -109,9 +109,12 @@ def _target(value: Value) -> syntax.AssignedName:
 
 
 def _operand(operand: Operand) -> syntax.Expr:
-    """A name or a literal, negative ones with their sign as an operator, and `size[D]` as it was."""
+    """A name or a literal, negative ones with their sign as an operator, and what was computed from sizes as it was."""
     if isinstance(operand, str):
         return syntax.NameExpr(operand)
+    if operand.made_of is not None:
+        operator, parts = operand.made_of[0], tuple(map(_operand, operand.made_of[1]))
+        return syntax.NegExpr(parts[0]) if len(parts) == 1 else syntax.BinaryExpr(operator, *parts)
     if operand.size_of is not None:
         return syntax.CallExpr("size", (syntax.DimsStatic((syntax.RowDim(operand.size_of),)),), None)
     if operand.text.startswith("-"):

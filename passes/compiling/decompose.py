@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, takewhile
@@ -235,13 +236,9 @@ def _name(operand: Operand) -> str:
 
 
 def _size(rewriter: _Rewriter, dims: Sequence[str], shape: Shape) -> Number:
-    """The number of elements of a mean, as `size[E]` where it is the size of a declared dimension."""
-    if len(dims) == 1 and rewriter.sizes[dims[0]] == shape.size(dims[0]):
-        return Number(str(shape.size(dims[0])), dims[0])
-    count = 1
-    for dim in dims:
-        count *= shape.size(dim)
-    return Number(str(count))
+    """The number of elements of a mean, by the sizes of declared dimensions."""
+    sizes = (Number(str(shape.size(dim)), dim if rewriter.sizes[dim] == shape.size(dim) else None) for dim in dims)
+    return functools.reduce(functools.partial(Number.folded, "*"), sizes)
 
 
 def _softmax(rewriter: _Rewriter, statement: Let) -> bool:
@@ -295,7 +292,7 @@ def _attend(rewriter: _Rewriter, statement: Let) -> bool:
         held = rewriter.emit(ops.Function("less"), [places, given["length"]], f"{name}_held")
         scores = rewriter.emit(ops.Function("where"), [held, scores, Number("-inf")], f"{name}_within")
     if isinstance(table, str):  # what is no page of the pool hides its positions
-        n = Number(str(rewriter.scope.type_of(_name(statement.operands[1])).shape.size(str(operation.page))))
+        n = _size(rewriter, (str(operation.page),), rewriter.scope.type_of(_name(statement.operands[1])).shape)
         some = rewriter.emit(ops.Function("less_equal"), [Number("0"), table], f"{name}_some")
         there = rewriter.emit(ops.Function("less"), [table, n], f"{name}_there")
         there = rewriter.emit(ops.Function("logical_and"), [some, there], f"{name}_in_pool")
@@ -325,7 +322,7 @@ def _places(rewriter: _Rewriter, over: Sequence[str], scores: str, wish: str) ->
         shape = rewriter.shape(scores)
         assert shape is not None
         number = rewriter.index(page, scores, f"{wish}_page")
-        first = rewriter.emit(ops.Mul(), [number, Number(str(shape.size(slot)))], f"{wish}_first")
+        first = rewriter.emit(ops.Mul(), [number, _size(rewriter, (slot,), shape)], f"{wish}_first")
         places = rewriter.emit(ops.Add(), [first, places], f"{wish}_in_row")
     return places
 
@@ -349,9 +346,8 @@ def _argmax(rewriter: _Rewriter, statement: Let) -> bool:
         reaches = rewriter.emit(ops.Function("logical_or"), [reaches, nan], f"{name}_reaches_or_nan")
     index = rewriter.index(operation.dim, values, f"{name}_index")
     negative = rewriter.emit(ops.Neg(), [index], f"{name}_negative")
-    chosen = rewriter.emit(
-        ops.Function("where"), [reaches, negative, Number(str(-shape.size(operation.dim)))], f"{name}_chosen"
-    )
+    size = _size(rewriter, (operation.dim,), shape)
+    chosen = rewriter.emit(ops.Function("where"), [reaches, negative, Number.folded("-", size)], f"{name}_chosen")
     least = rewriter.emit(ops.Max((operation.dim,)), [chosen], f"{name}_least")
     return rewriter.finish(ops.Neg(), [least])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Span, fault, nearest
 from shardwright.ir.program import Program
 from shardwright.ir.walk import program_values, sites
+from shardwright.passes.memory.pages_to_rows import paged_uses
 from shardwright.passes.micro_batches import MicroBatches, RowCheck, check_chips, fresh_dim
 
 
@@ -26,6 +27,13 @@ def divided(program: Program, batch: str, count: int) -> MicroBatches:
             f"{batch}={whole.size} rows cannot be divided into {count} equal batches", whole.span,
             f"the number of batches divides {whole.size}",
         )  # fmt: skip
+    for func in program.funcs:
+        for let, use in paged_uses(program, func):
+            if batch in {dim.name for dim in use.rows}:
+                raise unschedulable(
+                    f"the rows of {use.table} share {use.page}={use.pages} pages", let.span,
+                    "give each row pages of its own before: pages-to-rows",
+                )  # fmt: skip
     made = MicroBatches(batch, _outer_dim(program, count), count, whole.size // count)
     for dim in program.dims:
         if dim.expression is not None and any(batch in term for term in dim.expression):

@@ -191,10 +191,7 @@ class EnteringBatch:
         named = with_operands(with_values(statement, self.value), self.names)
         match with_body(named, lambda body: tuple(map(self._spelled, body))):
             case Let() as let:
-                operands = tuple(
-                    Number(o.text, self.renamed.get(o.size_of, o.size_of)) if isinstance(o, Number) and o.size_of else o
-                    for o in let.operands
-                )
+                operands = tuple(o.renamed(self.renamed) if isinstance(o, Number) else o for o in let.operands)
                 return replace(let, operation=rename_dims(let.operation, self.renamed), operands=operands)
             case Loop() as loop:
                 index = self.names.get(loop.index, loop.index) if loop.index else None

@@ -106,7 +106,7 @@ def _with_numbers(grown: Collection[str], site: Site) -> tuple[Statement, ...]:
     statement = site.statement
     if not isinstance(statement, Let):
         return (statement,)
-    numbers = (Number(o.text) if isinstance(o, Number) and o.size_of in grown else o for o in statement.operands)
+    numbers = (o.fixed(grown) if isinstance(o, Number) else o for o in statement.operands)
     return (replace(statement, operands=tuple(numbers)),)
 
 

@@ -425,7 +425,7 @@ class _Body:
     def _operands(self, inner: Rewriter, operands: Sequence[Operand], slot: str) -> tuple[Operand, ...]:
         changed = {*self.stages.renamed, self.stages.layers}
         seen = (self._seen(inner, operand, slot) if isinstance(operand, str) else operand for operand in operands)
-        return tuple(Number(o.text) if isinstance(o, Number) and o.size_of in changed else o for o in seen)
+        return tuple(o.fixed(changed) if isinstance(o, Number) else o for o in seen)
 
     def _update(self, inner: Rewriter, let: Let, operation: Update, slot: str) -> Let:
         """The rows that a stage writes into a layer's state where it lies: none if it is idle."""

@@ -231,6 +231,7 @@ def _of_program(args: argparse.Namespace) -> tuple[str, PricedPolicy, str]:
     from shardwright.ir.diagnostics import Source, located
     from shardwright.ir.elaboration.elaborate import elaborate
     from shardwright.ir.text.parser import parse
+    from shardwright.passes.memory.pages_to_rows import PagesToRows
     from shardwright.prediction.offloading import best_priced
     from shardwright.serving.offloading.plan_files import check_rows, filled, outline_of, plan_text, planned, sizes_in
     from shardwright.serving.offloading.policy_files import read_policies
@@ -240,7 +241,7 @@ def _of_program(args: argparse.Namespace) -> tuple[str, PricedPolicy, str]:
     source = read_program(args.model)
     with located(source):
         module = parse(source)
-        program = elaborate(module)
+        program = PagesToRows().run(elaborate(module))
         outline = outline_of(program)
         sizes, dtype = sizes_in(module, outline), program.weights[0].type.dtype
         _check_sizes(args, sizes, dtype)

@@ -83,7 +83,7 @@ def model_text(model: Model, request: ProgramRequest) -> tuple[str, PresetLayout
     mesh, cache = request.mesh, request.cache
     pages, positions = request.pages, None
     if cache is not None:
-        positions = {"T": cache} if pages is None else pages.sizes(cache, SEQUENCES.dim)
+        positions = {"T": cache} if pages is None else pages.sizes(cache, SEQUENCES.dim, model.attention.windows_differ)
     sizes = model.sizes(request.batch, request.length, positions)
     if request.prompts is not None:
         sizes[PROMPTS.dim] = request.prompts

@@ -136,15 +136,14 @@ def _whole_keys(model: Model, layout: PresetLayout, mesh: Mesh) -> list[str]:
 
 
 def _letters(model: Model, *, cached: bool, paged: bool, prompts: bool, groups: Sequence[str]) -> str:
-    grouped, latent = model.attention.query_dims == ("K", "G"), model.attention.latent
+    attention = model.attention
+    grouped, latent = attention.query_dims == ("K", "G"), attention.latent
     experts, opening = model.feedforward.experts, "" if len(model.stacks) == 1 else ", N1 opening layers, F1 of theirs"
     pieces = [
         "B batch" + (", B1 batch of prefill" if prompts else "") + ", L positions of the queries",
-        *(
-            ["T1 pages of a row", "T2 slots of a page", "T3 pages"]
-            if paged
-            else ["T of the cache" if cached else "T of the keys"]
-        ),
+        "T1 pages of a row, T2 slots of a page, T3 pages" if paged else "",
+        "T positions of a row" if paged and attention.windows_differ else "",
+        "" if paged else f"T of the {'cache' if cached else 'keys'}",
         f"N layers, E embedding, F feedforward{opening}, V vocabulary",
         "W width of the embedding tables" if model.embedding_size is not None else "",
         "X experts, A of them for each token" if experts is not None else "",

@@ -345,7 +345,6 @@ def of_layers(model: Model, types: ValueTypes, positions: int) -> list[str]:
     a rotary embedding that `rotary` does not know, and the `magnitude` of what turns. A program has so many positions.
     """
     rotary, attention = model.rotary, model.attention
-    all_positions = "size[T1] * size[T2]" if types.paged else "size[T]"
     lines: list[str] = []
     if attention.windows_differ:
         lines += [
@@ -353,7 +352,7 @@ def of_layers(model: Model, types: ValueTypes, positions: int) -> list[str]:
             f"  # {capital(attention.title)}.",
             "  layer = iota[N]()",
             f"  windowed = {_among(attention.windowed)}",
-            f"  windows: int32 N = where(windowed, full[N, int32]({attention.window}), {all_positions})",
+            f"  windows: int32 N = where(windowed, full[N, int32]({attention.window}), size[T])",
         ]
     if rotary is not None and model.computes_frequencies:
         comment, *own = _frequencies(model, "frequencies" if model.local is None else "unbounded", rotary, positions)

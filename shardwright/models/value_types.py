@@ -62,9 +62,10 @@ class Pages:
         """The pages that there are for so many rows."""
         return self.number or rows * self.of_row(cache)
 
-    def sizes(self, cache: int, rows: str) -> dict[str, int | str]:
-        """The dimensions, of `cache` positions for each row at most."""
-        return {"T1": self.of_row(cache), "T2": self.size, "T3": self.number or f"{rows}*T1"}
+    def sizes(self, cache: int, rows: str, positions: bool) -> dict[str, int | str]:
+        """The dimensions, of `cache` positions for each row at most; of `positions` too where these are named."""
+        sizes = {"T1": self.of_row(cache), "T2": self.size, "T3": self.number or f"{rows}*T1"}
+        return sizes | ({"T": "T1*T2"} if positions else {})
 
 
 @dataclass(frozen=True)

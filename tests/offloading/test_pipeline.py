@@ -97,13 +97,16 @@ def test_layers_have_their_numbers_among_all() -> None:
           layer = iota[N]()
           number = convert[f32](layer)
           y = loop[N as n](h: f32 B = x) {
-            next h * w + number + convert[f32](n)
+            next h * w + number + convert[f32](n) / (size[N] * 2)
           }
           return y
         }
     """
-    stage = part_of(elaborate(parse(Source("f", program))), PipelineStage(1, 2))
-    text = format_module(unparse(stage))
+    whole = elaborate(parse(Source("f", program)))
+    first, text = (format_module(unparse(part_of(whole, PipelineStage(index, 2)))) for index in (0, 1))
+    assert "dim N=2 B=2" in first
+    assert " / 10\n" in first
+    assert " / 10\n" in text
     assert "  layer_here = iota[N]()\n  layer = layer_here + 2\n" in text
     assert "  y = loop[N as n_here](h: f32 B = arriving_h) {\n    n :~ int32 = n_here + 2\n" in text
 

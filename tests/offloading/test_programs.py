@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from models.checkpoints import CHECKPOINTS
@@ -76,20 +74,6 @@ def test_opening_layers_are_refused(name: str, schedule: ScheduleName, stages: i
     with pytest.raises(DiagnosticError, match=said) as caught:
         programs.program(block, 0)
     assert "generate runs models with opening layers" in str(caught.value)
-
-
-def test_pages_are_refused(shardwright: Callable[..., Any], tmp_path: Path) -> None:
-    config, out = tmp_path / "config.json", tmp_path / "paged.shard"
-    config.write_text(json.dumps(config_keys("llama-grouped")))
-    words = ["--mesh", "x=1", "--layout", "megatron", "--cache", "24", "--length", "8", "--page-size", "8", "-o", out]
-    assert shardwright("import", config, *words).err == ""
-    got = shardwright("offload", out, "--machine", "t4", "--plan-only")
-    first, *_, last = got.err.splitlines()
-    assert got.status == 1
-    assert first.endswith(
-        "offloading keeps the positions of each row in its cache, and here they lie in pages [no-pages]"
-    )
-    assert last == "note: import without --page-size; generate runs programs with pages"
 
 
 @pytest.mark.parametrize("process", [0, 2])

@@ -183,11 +183,14 @@ class BlockRun:
         running = self._now = self.model.running(program, step.name, homes)
         running.stopped = self.stopped
         device, args = self.model.tiers.device, dict[str, "Tensor"]()
+        tables = self.model.programs.tables.get(step.name, {})
         for value in running.func.params:
             if value.name in step.args:
                 args[value.name] = entered(torch.tensor(step.args[value.name]), value.type).to(device)
+            elif value.name in tables:
+                args[value.name] = entered(torch.tensor(tables[value.name].numbers), value.type).to(device)
         token = max((token for _, token in self._open(step)), default=0)
-        arriving = [value for value in running.func.params if value.name not in step.args]
+        arriving = [value for value in running.func.params if value.name not in args]
         if arriving:
             self._at("receive hidden", token)
             args |= self._received(arriving)

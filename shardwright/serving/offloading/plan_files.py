@@ -13,7 +13,7 @@ from shardwright.cost.hardware.runtimes import Runtime
 from shardwright.cost.offloading.policy import Policy, Shares
 from shardwright.cost.offloading.pricing import OffloadSetting, PricedPolicy
 from shardwright.cost.offloading.search import block_plans, improved
-from shardwright.cost.offloading.sizes import Sizes, check_no_pages, growing_loop, phases, sizes_of
+from shardwright.cost.offloading.sizes import Sizes, growing_loop, phases, sizes_of
 from shardwright.ir.diagnostics import NOWHERE, fault
 from shardwright.ir.elaboration.elaborate import elaborate
 from shardwright.ir.ops import Attend
@@ -22,6 +22,7 @@ from shardwright.ir.program import DimInfo, Loop, Program
 from shardwright.ir.text.syntax import Module
 from shardwright.ir.types import ON_DEVICE, ON_HOST, Placement, Tier, ValueType
 from shardwright.ir.walk import lets_in
+from shardwright.passes.memory.pages_to_rows import PagesToRows
 from shardwright.serving.offloading.placing import placement_of, with_attention
 
 BATCHES = "M"
@@ -62,7 +63,6 @@ class Outline:
 
 def outline_of(program: Program) -> Outline:
     """Raises where the program has no functions prefill and decode with a cache that grows in a loop over layers."""
-    check_no_pages(program)
     prefill, decode = phases(program)
     loop, update = growing_loop(decode)
     positions = update.dim
@@ -129,7 +129,8 @@ def sizes_in(module: Module, outline: Outline) -> Sizes:
     if program.mesh.n_chips > 1:
         raise fault("several-chips", f"a policy is of one device, and the mesh is {program.mesh}", NOWHERE,
                     "leave the mesh out, or give --mesh with one chip along each axis")  # fmt: skip
-    one = with_placements(elaborate(module, None, {outline.batch: 1}), lambda _what, _kind: ON_DEVICE)
+    row = PagesToRows().run(elaborate(module, None, {outline.batch: 1}))
+    one = with_placements(row, lambda _what, _kind: ON_DEVICE)
     return sizes_of(run_passes(one, EXPLICIT), outline.prompt, outline.generated)
 
 
@@ -233,6 +234,7 @@ def policy_in(program: Program) -> Policy:
 
     Raises where a placement is left open.
     """
+    program = PagesToRows().run(program)
     outline = outline_of(program)
     for kinds in outline.groups.values():
         for name, kind in kinds.items():

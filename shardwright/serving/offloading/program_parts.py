@@ -100,7 +100,8 @@ def part_of(program: Program, place: PipelineStage) -> Program:
 
 
 def _numbered_from(first: int, layers: str, func: Func, namer: Namer) -> Func:
-    """The function in which what counts along the dimension of the layers, `iota` or a loop, begins with `first`."""
+    """The function in which what counts along the dimension of the layers, `iota` or a loop, begins with `first`, and
+    `size` of it is the number of all."""
 
     def counted(value: Value) -> tuple[Value, Let]:
         here = replace(value, name=namer.fresh(f"{value.name}_here"))
@@ -110,17 +111,20 @@ def _numbered_from(first: int, layers: str, func: Func, namer: Namer) -> Func:
         made: list[Statement] = []
         for statement in body:
             match statement:
-                case Let(operation=Iota(dim=dim)) if dim == layers:
+                case Let(operation=Iota(dim=dim)) if first and dim == layers:
                     here, number = counted(statement.result)
                     made += [replace(statement, results=(here,)), number]
-                case Loop(dim=dim, index=str(index)) if dim == layers:
+                case Let(operands=operands):
+                    fixed = (o.fixed((layers,)) if isinstance(o, Number) else o for o in operands)
+                    made.append(replace(statement, operands=tuple(fixed)))
+                case Loop(dim=dim, index=str(index)) if first and dim == layers:
                     here, number = counted(Value(index, TensorType(DType.INT32, (), ()), Marking.FOUND))
                     made.append(replace(statement, index=here.name, body=(number, *statement.body)))
                 case _:
                     made.append(statement)
         return tuple(made)
 
-    return map_bodies(func, block) if first else func
+    return map_bodies(func, block)
 
 
 def layers_of(func: Func) -> tuple[tuple[Statement, ...], Loop, tuple[Statement, ...]]:

@@ -11,7 +11,6 @@ from shardwright.backends.simulation.digit_factors import Digits
 from shardwright.backends.torch.homes import loop_dims
 from shardwright.backends.torch.shards import sharded
 from shardwright.cost.offloading.policy import Policy
-from shardwright.cost.offloading.sizes import check_no_pages
 from shardwright.cost.programs.resizing import resized
 from shardwright.ir.diagnostics import NOWHERE, DiagnosticError, Source, fault, located
 from shardwright.ir.digits import Order
@@ -31,6 +30,7 @@ from shardwright.models.layouts import OPEN
 from shardwright.models.weight_map import WeightMap, weight_map
 from shardwright.passes.compiling.place import Place
 from shardwright.passes.memory.offload import Offload
+from shardwright.passes.memory.pages_to_rows import PagedUse, PagesToRows, paged_uses
 from shardwright.passes.memory.schedule_blocks import ScheduleBlocks
 from shardwright.passes.pipelines import EXPLICIT, explicit_passes, passes_for_weights, run_passes
 from shardwright.passes.transformations.quantized_weights import Quantization
@@ -44,7 +44,7 @@ from shardwright.serving.offloading.policy_files import has_schedule
 from shardwright.serving.offloading.program_parts import ALONE, ProcessPlace, part_of, scoring, with_hidden
 from shardwright.serving.offloading.request import OffloadRequest
 from shardwright.serving.offloading.stored_weights import recipe_of
-from shardwright.serving.offloading.written_sizes import BOTH, ENTERS, STAYS, WrittenSizes, has_phases
+from shardwright.serving.offloading.written_sizes import ARGUMENTS, BOTH, ENTERS, STAYS, WrittenSizes, has_phases
 
 
 @dataclass(frozen=True)
@@ -133,17 +133,18 @@ class Programs:
 
     @cached_property
     def written(self) -> Program:
-        """The program that was given; where it has a schedule, and layouts that do not follow from what it says, with
-        these chosen as `compile` does."""
+        """The program that was given, each row with pages of its own; where it has a schedule, and layouts that do not
+        follow from what it says, with these chosen as `compile` does."""
         assert self.request.program is not None
         program = elaborate(parse(self.request.program), dict(self.place.mesh) or None)
-        if has_schedule(program):
-            try:
-                complete(program)
-            except DiagnosticError as error:
-                if any(each.code != "ambiguous-type" for each in error.diagnostics):
-                    raise
-                return run_passes(program, explicit_passes(self._placing(program)))
+        if not has_schedule(program):
+            return PagesToRows().run(program)
+        try:
+            complete(program)
+        except DiagnosticError as error:
+            if any(each.code != "ambiguous-type" for each in error.diagnostics):
+                raise
+            return run_passes(program, explicit_passes(self._placing(program)))
         return program
 
     def _placing(self, program: Program) -> Place:
@@ -163,7 +164,6 @@ class Programs:
             verify(complete(program), Level.EXPLICIT)
         else:
             verify(program, Level.SURFACE)
-        check_no_pages(program)
         if program.mesh.n_chips != self.place.mesh.n_chips:
             raise fault(
                 "bad-processes",
@@ -190,9 +190,40 @@ class Programs:
                 "no-phases", "offloading needs functions prefill and decode", NOWHERE,
                 "shardwright import CHECKPOINT --cache T -o FILE writes such a program",
             )  # fmt: skip
+        self._check_params(program)
         self._check_shares(program)
         self._check_options(program)
         WrittenSizes.of(program)
+
+    @cached_property
+    def tables(self) -> dict[str, dict[str, PagedUse]]:
+        """The tables of pages that the functions of a program with movements are called with, by the use of each that
+        takes most pages."""
+        made: dict[str, dict[str, PagedUse]] = {}
+        for func in self.written.funcs if self.request.program is not None else ():
+            params = {value.name for value in func.params}
+            uses = (use for _, use in paged_uses(self.written, func) if use.table in params)
+            made[func.name] = {use.table: use for use in sorted(uses, key=lambda use: use.numbers.size)}
+        return made
+
+    def _check_params(self, program: Program) -> None:
+        """Raises where a function has a parameter that a run has nothing for, or a pool too few pages for its rows."""
+        for func in program.funcs:
+            tables = self.tables[func.name]
+            given = {*ARGUMENTS.get(func.name, {value.name for value in func.params}), *tables}
+            for value in func.params:
+                if value.name not in given:
+                    known = " and ".join(ARGUMENTS[func.name])
+                    raise fault("wrong-program", f"{func.name} has a parameter {value.name}: {value.type}, and a run"
+                                f" calls it with {known}", value.span, "leave it out")  # fmt: skip
+            for let, use in paged_uses(program, func):
+                if use.table in tables and use.pages <= (last := int(tables[use.table].numbers.max())):
+                    raise fault(
+                        "wrong-program",
+                        f"{use.page}={use.pages} pages are too few: the rows of {use.table} take {last + 1}",
+                        let.span,
+                        f"give it a pool of {last + 1} pages, as import does without --pages",
+                    )
 
     def _check_shares(self, program: Program) -> None:
         """Raises where slices of a value would lie in one memory or in another, and positions on disk."""

@@ -10,11 +10,15 @@ from shardwright.ir.ops import Update
 from shardwright.ir.program import Program
 from shardwright.ir.text.parser import parse
 from shardwright.ir.walk import lets_in
+from shardwright.passes.memory.pages_to_rows import paged_uses
 from shardwright.serving.generation.too_long_prompts import Room, room_of
 from shardwright.serving.offloading.policy_files import has_schedule
 
 ENTERS, STAYS = "prefill", "decode"
 BOTH = f"{ENTERS}_and_{STAYS}"
+
+ARGUMENTS = {ENTERS: ("ids", "length"), STAYS: ("ids",), BOTH: ("ids", "slot", f"{ENTERS}_ids", "length")}
+"""The parameters that a run has arguments for, tables of pages aside."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,11 @@ class WrittenSizes:
         *outer, rows, _ = (dim.size for dim in decoded.shape.dims)
         length = ids.shape.dims[-1].size
         updates = (let.operation for let in lets_in(program.func(STAYS).body))
-        grown = [operation.dim for operation in updates if isinstance(operation, Update)]
+        grown = [operation.dim for operation in updates if isinstance(operation, Update) and operation.page is None]
         caches = [
             v.shape.size(dim) for v in program.state for dim in grown if dim in v.shape and v.shape.dtype.is_float
         ]
+        caches += [use.positions for _, use in paged_uses(program, program.func(STAYS))]
         return cls(outer[0] if outer else 1, rows, length, max(caches, default=length))
 
     @property
